@@ -1,0 +1,1 @@
+//! Checkpoint folders as one name-to-tensor view

@@ -1,0 +1,1 @@
+//! The op set on CPU threads and SIMD

@@ -1,0 +1,1 @@
+//! How a world of workers is born, addressed, fails and dies

@@ -1,0 +1,1 @@
+//! Message paths between an executor and its workers

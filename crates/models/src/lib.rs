@@ -1,0 +1,1 @@
+//! Text encoders, denoisers, autoencoders and the family table

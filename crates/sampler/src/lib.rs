@@ -1,0 +1,1 @@
+//! Noise schedules, solvers and torch's CPU noise as host arithmetic

@@ -1,0 +1,1 @@
+//! Shapes, dtypes, tensors and the Backend contract

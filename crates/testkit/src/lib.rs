@@ -1,0 +1,1 @@
+//! Conformance suites, scripted workers and fixtures for tests

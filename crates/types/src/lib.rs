@@ -1,0 +1,15 @@
+//! Ids, requests, results and failures: plain data that every other crate may name.
+//!
+//! Knows nothing of I/O, threads, tensors or the wire; all fields are public because none has an invariant of its own.
+//! What is checked, and by whom, is said at each field.
+#![forbid(unsafe_code)]
+
+mod ids;
+mod request;
+mod result;
+mod failure;
+
+pub use failure::{ExitCode, Failure, FailureCode};
+pub use ids::{CallId, Epoch, Rank, RequestId, WaveId};
+pub use request::{Capture, GenerateRequest, Mode, NamedTensor, TensorDType};
+pub use result::{Generated, Image, PhaseTimes, Resolved};

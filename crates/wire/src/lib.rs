@@ -1,0 +1,1 @@
+//! Messages between executor and workers, and their codec

@@ -1,0 +1,1 @@
+//! One rank: open the device, load the model, obey commands
