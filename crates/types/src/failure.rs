@@ -73,7 +73,12 @@ pub struct Failure {
 impl Failure {
     /// A failure without a place.
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), rank: None, phase: None }
+        Self {
+            code,
+            message: message.into(),
+            rank: None,
+            phase: None,
+        }
     }
 
     /// The same failure, on `rank`.

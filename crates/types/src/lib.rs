@@ -4,10 +4,10 @@
 //! What is checked, and by whom, is said at each field.
 #![forbid(unsafe_code)]
 
+mod failure;
 mod ids;
 mod request;
 mod result;
-mod failure;
 
 pub use failure::{ExitCode, Failure, FailureCode};
 pub use ids::{CallId, Epoch, Rank, RequestId, WaveId};

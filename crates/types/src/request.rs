@@ -116,13 +116,23 @@ impl NamedTensor {
     /// An f32 tensor. The caller vouches that `values.len()` is the product of `shape`; [`NamedTensor::is_consistent`] checks it.
     pub fn from_f32(name: impl Into<String>, shape: &[u64], values: &[f32]) -> Self {
         let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Self { name: name.into(), dtype: TensorDType::F32, shape: shape.to_vec(), data }
+        Self {
+            name: name.into(),
+            dtype: TensorDType::F32,
+            shape: shape.to_vec(),
+            data,
+        }
     }
 
     /// An i64 tensor; as [`NamedTensor::from_f32`].
     pub fn from_i64(name: impl Into<String>, shape: &[u64], values: &[i64]) -> Self {
         let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Self { name: name.into(), dtype: TensorDType::I64, shape: shape.to_vec(), data }
+        Self {
+            name: name.into(),
+            dtype: TensorDType::I64,
+            shape: shape.to_vec(),
+            data,
+        }
     }
 
     /// Whether the number of bytes agrees with shape and dtype (no overflow, no remainder).
@@ -140,6 +150,13 @@ impl NamedTensor {
 
 impl std::fmt::Debug for NamedTensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "NamedTensor({} {:?} {:?}, {} bytes)", self.name, self.dtype, self.shape, self.data.len())
+        write!(
+            f,
+            "NamedTensor({} {:?} {:?}, {} bytes)",
+            self.name,
+            self.dtype,
+            self.shape,
+            self.data.len()
+        )
     }
 }
