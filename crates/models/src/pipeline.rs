@@ -4,29 +4,8 @@
 
 use crate::ModelError;
 use denoised_tensor::{Backend, Prepared, WeightSource, WeightSpec};
-use denoised_types::{Failure, GenerateRequest, Image, NamedTensor, Resolved};
+use denoised_types::{Failure, GenerateRequest, Image, ModelInfo, NamedTensor, Resolved};
 use std::{any::Any, fmt, rc::Rc};
-
-/// What a checkpoint is, as its files say.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelInfo {
-    /// Family name, e.g. `sd3`.
-    pub family: &'static str,
-    /// Width and height must be multiples of this many pixels.
-    pub grid_px: u32,
-    /// Size when none is asked for, `(width, height)` in pixels.
-    pub default_size: (u32, u32),
-    /// Largest width or height in pixels.
-    pub max_side_px: u32,
-    /// Steps when none are asked for.
-    pub default_n_steps: u32,
-    /// Guidance when none is asked for.
-    pub default_guidance: f32,
-    /// Sampler names this model takes, the default first.
-    pub samplers: Vec<String>,
-    /// Bytes of all weights in the files.
-    pub checkpoint_bytes: u64,
-}
 
 /// A checkpoint whose configs were read and whose structure is known; no weight was touched, no device needed.
 pub trait Model: fmt::Debug {

@@ -1,0 +1,38 @@
+//! What a worker is told to load, and what it says it has loaded.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// What every worker of a world is started with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerConfig {
+    /// Folder of the checkpoint.
+    pub model: PathBuf,
+    /// `cpu`, `cuda` or `cuda:0`.
+    pub device: String,
+    /// Dtype of the computation: `f32`, `bf16`, `f16`.
+    pub dtype: String,
+    /// Threads of a CPU worker; `None` means this machine's cores divided by the number of workers, at least one.
+    pub n_threads: Option<u32>,
+}
+
+/// What a checkpoint is, as its files say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// Family name, e.g. `sd3`.
+    pub family: String,
+    /// Width and height must be multiples of this many pixels.
+    pub grid_px: u32,
+    /// Size when none is asked for, `(width, height)` in pixels.
+    pub default_size: (u32, u32),
+    /// Largest width or height in pixels.
+    pub max_side_px: u32,
+    /// Steps when none are asked for.
+    pub default_n_steps: u32,
+    /// Guidance when none is asked for.
+    pub default_guidance: f32,
+    /// Sampler names this model takes, the default first.
+    pub samplers: Vec<String>,
+    /// Bytes of all weights in the files.
+    pub checkpoint_bytes: u64,
+}
