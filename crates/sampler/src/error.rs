@@ -1,0 +1,30 @@
+//! Why a checkpoint's sampler configuration cannot be carried out.
+
+/// Errors of building a sampler.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SamplerError {
+    /// A setting that would change the result and is not implemented.
+    #[error("sampler {sampler}: {key} = {value} is not supported, {expected} is")]
+    Unsupported {
+        /// Class of the sampler in the checkpoint.
+        sampler: &'static str,
+        /// The configuration's key.
+        key: &'static str,
+        /// What it is set to.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+    /// A setting with which no schedule can be computed.
+    #[error("sampler {sampler}: {key} = {value} makes no schedule, {expected} expected")]
+    Invalid {
+        /// Class of the sampler in the checkpoint.
+        sampler: &'static str,
+        /// The configuration's key.
+        key: &'static str,
+        /// What it is set to.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+}

@@ -1,0 +1,181 @@
+//! Euler steps along a rectified flow, as diffusers' `FlowMatchEulerDiscreteScheduler` with a static shift.
+//!
+//! The schedule is computed in float64 from ends that were rounded to float32, then rounded to float32: the same order of
+//! operations as diffusers 0.42, whose numbers the tests hold.
+
+use crate::{Sampler, SamplerError, Schedule};
+use serde::Deserialize;
+
+const CLASS: &str = "FlowMatchEulerDiscreteScheduler";
+
+/// `scheduler_config.json` of a `FlowMatchEulerDiscreteScheduler`; missing keys have diffusers' defaults, unknown ones are refused.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FlowEulerConfig {
+    /// Class name of the file; not checked here.
+    #[serde(rename = "_class_name")]
+    pub class_name: Option<String>,
+    /// Version that wrote the file; has no effect.
+    #[serde(rename = "_diffusers_version")]
+    pub diffusers_version: Option<String>,
+    /// Timesteps run from this number down.
+    pub num_train_timesteps: u32,
+    /// Static shift of the sigmas: `s sigma / (1 + (s - 1) sigma)`.
+    pub shift: f64,
+    /// Shift by picture size instead; not supported.
+    pub use_dynamic_shifting: bool,
+    /// Only used with dynamic shifting.
+    pub base_shift: Option<f64>,
+    /// Only used with dynamic shifting.
+    pub max_shift: Option<f64>,
+    /// Only used with dynamic shifting.
+    pub base_image_seq_len: Option<u32>,
+    /// Only used with dynamic shifting.
+    pub max_image_seq_len: Option<u32>,
+    /// Only used with dynamic shifting.
+    pub time_shift_type: Option<String>,
+    /// Sigmas counted from the other end; not supported.
+    pub invert_sigmas: bool,
+    /// Stretches the schedule to end at this sigma; not supported (null and 0 mean no stretching, as in diffusers).
+    pub shift_terminal: Option<f64>,
+    /// Karras' spacing; not supported.
+    pub use_karras_sigmas: Option<bool>,
+    /// Exponential spacing; not supported.
+    pub use_exponential_sigmas: Option<bool>,
+    /// Spacing by a beta distribution; not supported.
+    pub use_beta_sigmas: Option<bool>,
+    /// Fresh noise in every step; not supported.
+    pub stochastic_sampling: bool,
+}
+
+impl Default for FlowEulerConfig {
+    fn default() -> Self {
+        Self {
+            class_name: None,
+            diffusers_version: None,
+            num_train_timesteps: 1000,
+            shift: 1.0,
+            use_dynamic_shifting: false,
+            base_shift: Some(0.5),
+            max_shift: Some(1.15),
+            base_image_seq_len: Some(256),
+            max_image_seq_len: Some(4096),
+            time_shift_type: None,
+            invert_sigmas: false,
+            shift_terminal: None,
+            use_karras_sigmas: None,
+            use_exponential_sigmas: None,
+            use_beta_sigmas: None,
+            stochastic_sampling: false,
+        }
+    }
+}
+
+/// The sampler.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FlowEuler {
+    n_train_timesteps: u32,
+    shift: f64,
+}
+
+impl FlowEuler {
+    /// Name on the command line.
+    pub const NAME: &str = "flow-euler";
+
+    /// Takes the settings of a checkpoint.
+    ///
+    /// # Errors
+    /// [`SamplerError::Unsupported`] for a setting that would change the result and is not implemented,
+    /// [`SamplerError::Invalid`] for a shift or a number of timesteps that makes no schedule.
+    pub fn new(config: &FlowEulerConfig) -> Result<Self, SamplerError> {
+        let flags = [
+            ("use_dynamic_shifting", config.use_dynamic_shifting),
+            ("use_karras_sigmas", config.use_karras_sigmas == Some(true)),
+            (
+                "use_exponential_sigmas",
+                config.use_exponential_sigmas == Some(true),
+            ),
+            ("use_beta_sigmas", config.use_beta_sigmas == Some(true)),
+            ("invert_sigmas", config.invert_sigmas),
+            ("stochastic_sampling", config.stochastic_sampling),
+        ];
+        let refuse = |key, value, expected| SamplerError::Unsupported {
+            sampler: CLASS,
+            key,
+            value,
+            expected,
+        };
+        if let Some((key, _)) = flags.into_iter().find(|(_, is_set)| *is_set) {
+            return Err(refuse(key, "true".into(), "false"));
+        }
+        if let Some(value) = config.shift_terminal.filter(|value| *value != 0.0) {
+            return Err(refuse("shift_terminal", value.to_string(), "null"));
+        }
+        let invalid = |key, value, expected| SamplerError::Invalid {
+            sampler: CLASS,
+            key,
+            value,
+            expected,
+        };
+        if !(config.shift.is_finite() && config.shift > 0.0) {
+            return Err(invalid("shift", config.shift.to_string(), "a positive number"));
+        }
+        if config.num_train_timesteps == 0 {
+            return Err(invalid(
+                "num_train_timesteps",
+                "0".into(),
+                "a positive whole number",
+            ));
+        }
+        Ok(Self {
+            n_train_timesteps: config.num_train_timesteps,
+            shift: config.shift,
+        })
+    }
+
+    /// A train-time sigma after shifting, in float32 throughout as torch computes it.
+    fn train_sigma(&self, timestep: u32) -> f64 {
+        let sigma = timestep as f32 / self.n_train_timesteps as f32;
+        f64::from((self.shift as f32 * sigma) / (1.0 + (self.shift - 1.0) as f32 * sigma))
+    }
+}
+
+impl Sampler for FlowEuler {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn schedule(&self, n_steps: usize) -> Schedule {
+        let n_train = f64::from(self.n_train_timesteps);
+        let first = self.train_sigma(self.n_train_timesteps) * n_train;
+        let last = self.train_sigma(1) * n_train;
+        // numpy.linspace: `i * step + first`, the last one exact.
+        let step = (last - first) / n_steps.saturating_sub(1).max(1) as f64;
+        let mut sigmas: Vec<f32> = (0..n_steps)
+            .map(|i| {
+                let timestep = if i > 0 && i + 1 == n_steps {
+                    last
+                } else {
+                    i as f64 * step + first
+                };
+                let sigma = timestep / n_train;
+                (self.shift * sigma / (1.0 + (self.shift - 1.0) * sigma)) as f32
+            })
+            .collect();
+        let timesteps = sigmas
+            .iter()
+            .map(|sigma| sigma * self.n_train_timesteps as f32)
+            .collect();
+        sigmas.push(0.0);
+        let coefficients = sigmas
+            .windows(2)
+            .map(|pair| [1.0, pair[1] - pair[0], 0.0])
+            .collect();
+        Schedule {
+            timesteps,
+            sigmas,
+            coefficients,
+            init_noise_scale: 1.0,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The numbers of torch and diffusers, as `make_tables.py` wrote them.
+
+use denoised_sampler::{FlowEuler, FlowEulerConfig, Sampler, SamplerError, TorchGenerator};
+use serde_json::Value;
+
+fn table(name: &str) -> Value {
+    let path = format!("{}/tests/{name}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).expect("the table is part of the crate");
+    serde_json::from_str(&text).expect("the table is JSON")
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    let list = value.as_array().expect("a list");
+    list.iter()
+        .map(|v| v.as_f64().expect("a number") as f32)
+        .collect()
+}
+
+fn largest_difference(ours: &[f32], theirs: &[f32]) -> f32 {
+    assert_eq!(ours.len(), theirs.len());
+    let difference = |(a, b): (&f32, &f32)| {
+        let d = (a - b).abs();
+        if d.is_nan() { f32::INFINITY } else { d }
+    };
+    ours.iter().zip(theirs).map(difference).fold(0.0, f32::max)
+}
+
+fn normal(seed: u64, n: usize) -> Vec<f32> {
+    let mut out = vec![f32::NAN; n];
+    TorchGenerator::new(seed).fill_normal(&mut out);
+    out
+}
+
+#[test]
+fn noise_is_torchs_noise() {
+    let table = table("noise.json");
+    let mut worst = 0f32;
+    for case in table["whole"].as_array().expect("a list") {
+        let theirs = floats(&case["values"]);
+        let ours = normal(case["seed"].as_u64().expect("a seed"), theirs.len());
+        worst = worst.max(largest_difference(&ours, &theirs));
+    }
+    for case in table["sampled"].as_array().expect("a list") {
+        let n = case["n"].as_u64().expect("a number") as usize;
+        let ours = normal(case["seed"].as_u64().expect("a seed"), n);
+        let stride = case["stride"].as_u64().expect("a number") as usize;
+        let strided: Vec<f32> = ours.iter().copied().step_by(stride).collect();
+        worst = worst.max(largest_difference(&strided, &floats(&case["values"])));
+        worst = worst.max(largest_difference(&ours[n - 40..], &floats(&case["tail"])));
+    }
+    assert_eq!(worst, 0.0, "largest difference to torch's noise");
+}
+
+#[test]
+fn consecutive_draws_share_the_kept_half_of_a_pair() {
+    let table = table("noise.json");
+    let case = &table["consecutive"];
+    let mut generator = TorchGenerator::new(case["seed"].as_u64().expect("a seed"));
+    for draw in case["draws"].as_array().expect("a list") {
+        let theirs = floats(draw);
+        let mut ours = vec![f32::NAN; theirs.len()];
+        generator.fill_normal(&mut ours);
+        assert_eq!(ours, theirs);
+    }
+}
+
+#[test]
+fn drawing_nothing_changes_nothing() {
+    let mut generator = TorchGenerator::new(3);
+    generator.fill_normal(&mut []);
+    let mut out = [0.0; 4];
+    generator.fill_normal(&mut out);
+    assert_eq!(out.to_vec(), normal(3, 4));
+}
+
+#[test]
+fn timesteps_sigmas_and_steps_are_diffusers() {
+    let table = table("flow_euler.json");
+    for case in table["cases"].as_array().expect("a list") {
+        let config: FlowEulerConfig = serde_json::from_value(case["config"].clone()).expect("known keys");
+        let sampler = FlowEuler::new(&config).expect("supported settings");
+        let n_steps = case["n_steps"].as_u64().expect("a number") as usize;
+        let schedule = sampler.schedule(n_steps);
+        let what = format!("{:?} with {n_steps} steps", case["config"]);
+        assert_eq!(schedule.n_steps(), n_steps, "{what}");
+        assert_eq!(
+            schedule.timesteps,
+            floats(&case["timesteps"]),
+            "timesteps of {what}"
+        );
+        assert_eq!(schedule.sigmas, floats(&case["sigmas"]), "sigmas of {what}");
+        let prediction = floats(&case["prediction"]);
+        let stepped = case["stepped"].as_array().expect("a list");
+        let mut latents = floats(&stepped[0]);
+        for (k, theirs) in stepped[1..].iter().enumerate() {
+            let [c0, c1, c2] = schedule.coefficients[k];
+            for (x, p) in latents.iter_mut().zip(&prediction) {
+                *x = c0 * *x + c1 * p;
+            }
+            assert_eq!((c0, c2), (1.0, 0.0), "{what}");
+            assert_eq!(latents, floats(theirs), "latents after step {k} of {what}");
+        }
+    }
+}
+
+#[test]
+fn settings_that_would_change_the_result_are_refused_by_name() {
+    let refused = [
+        (r#"{"use_dynamic_shifting": true}"#, "use_dynamic_shifting"),
+        (r#"{"use_karras_sigmas": true}"#, "use_karras_sigmas"),
+        (r#"{"use_exponential_sigmas": true}"#, "use_exponential_sigmas"),
+        (r#"{"use_beta_sigmas": true}"#, "use_beta_sigmas"),
+        (r#"{"invert_sigmas": true}"#, "invert_sigmas"),
+        (r#"{"stochastic_sampling": true}"#, "stochastic_sampling"),
+        (r#"{"shift_terminal": 0.02}"#, "shift_terminal"),
+    ];
+    for (text, expected_key) in refused {
+        let config: FlowEulerConfig = serde_json::from_str(text).expect("known keys");
+        match FlowEuler::new(&config) {
+            Err(SamplerError::Unsupported { key, .. }) => assert_eq!(key, expected_key),
+            other => panic!("{text} gave {other:?}"),
+        }
+    }
+    for text in [
+        r#"{"shift": 0.0}"#,
+        r#"{"shift": -1.0}"#,
+        r#"{"num_train_timesteps": 0}"#,
+    ] {
+        let config: FlowEulerConfig = serde_json::from_str(text).expect("known keys");
+        assert!(
+            matches!(FlowEuler::new(&config), Err(SamplerError::Invalid { .. })),
+            "{text}"
+        );
+    }
+    assert!(serde_json::from_str::<FlowEulerConfig>(r#"{"sigma_max": 3}"#).is_err());
+}
+
+#[test]
+fn settings_without_effect_are_taken() {
+    let text = r#"{"_class_name": "FlowMatchEulerDiscreteScheduler", "_diffusers_version": "0.42.1", "shift": 3.0,
+        "shift_terminal": null, "use_karras_sigmas": false, "time_shift_type": "exponential", "base_shift": null}"#;
+    let config: FlowEulerConfig = serde_json::from_str(text).expect("known keys");
+    assert_eq!(
+        FlowEuler::new(&config).expect("supported").schedule(1).sigmas,
+        [1.0, 0.0]
+    );
+}
