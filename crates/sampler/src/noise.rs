@@ -113,18 +113,20 @@ fn normal_block(block: &mut [f32]) {
     }
 }
 
+// Constants keep the digits of their source.
+#[allow(clippy::excessive_precision, clippy::unreadable_literal)]
 /// Natural logarithm of a positive normal number (Cephes' `logf`, Horner scheme with fused multiply-adds).
 fn ln(x: f32) -> f32 {
     const POLYNOMIAL: [f32; 9] = [
-        7.037_683_6e-2,
-        -1.151_461e-1,
-        1.167_699_9e-1,
-        -1.242_014_1e-1,
-        1.424_932_3e-1,
-        -1.666_805_8e-1,
-        2.000_071_5e-1,
-        -2.499_999_4e-1,
-        3.333_333_1e-1,
+        7.0376836292e-2,
+        -1.1514610310e-1,
+        1.1676998740e-1,
+        -1.2420140846e-1,
+        1.4249322787e-1,
+        -1.6668057665e-1,
+        2.0000714765e-1,
+        -2.4999993993e-1,
+        3.3333331174e-1,
     ];
     let bits = x.to_bits();
     let mut exponent = ((bits >> 23) as i32 - 0x7f) as f32 + 1.0;
@@ -141,11 +143,12 @@ fn ln(x: f32) -> f32 {
     for &coefficient in &POLYNOMIAL[1..] {
         y = y.mul_add(m, coefficient);
     }
-    y = (y * m).mul_add(z, exponent * -2.121_944_4e-4);
+    y = (y * m).mul_add(z, exponent * -2.12194440e-4);
     y = z.mul_add(-0.5, y);
-    exponent.mul_add(0.693_359_4, m + y)
+    exponent.mul_add(0.693_359_375, m + y)
 }
 
+#[allow(clippy::excessive_precision, clippy::unreadable_literal)]
 /// Sine and cosine of a number in `[0, 8192)` (Cephes' `sinf` and `cosf`).
 fn sin_cos(x: f32) -> (f32, f32) {
     // The octant, rounded up to an even number.
@@ -153,14 +156,14 @@ fn sin_cos(x: f32) -> (f32, f32) {
     let y = octant as f32;
     // x - octant pi / 4 in three parts.
     let x = y.mul_add(-0.785_156_25, x);
-    let x = y.mul_add(-2.418_756_5e-4, x);
-    let x = y.mul_add(-3.774_895e-8, x);
+    let x = y.mul_add(-2.4187564849853515625e-4, x);
+    let x = y.mul_add(-3.77489497744594108e-8, x);
     let z = x * x;
-    let mut near_cos = 2.443_315_7e-5f32.mul_add(z, -1.388_731_6e-3);
-    near_cos = near_cos.mul_add(z, 4.166_664_6e-2);
+    let mut near_cos = 2.443315711809948e-5_f32.mul_add(z, -1.388731625493765e-3);
+    near_cos = near_cos.mul_add(z, 4.166664568298827e-2);
     near_cos = (near_cos * z).mul_add(z, -(z * 0.5)) + 1.0;
-    let mut near_sin = (-1.951_529_6e-4f32).mul_add(z, 8.332_161e-3);
-    near_sin = near_sin.mul_add(z, -1.666_665_5e-1);
+    let mut near_sin = (-1.9515295891e-4_f32).mul_add(z, 8.3321608736e-3);
+    near_sin = near_sin.mul_add(z, -1.6666654611e-1);
     near_sin = (near_sin * z).mul_add(x, x);
     let (sin, cos) = if octant & 2 == 0 {
         (near_sin, near_cos)
