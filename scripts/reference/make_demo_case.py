@@ -6,8 +6,8 @@ already, such as the trained demo checkpoint.
 
 CASE_DIR/model becomes a copy of MODEL_DIR (model card and notices included) or, with --link, a
 relative link to it, beside CASE_DIR/reference.json and CASE_DIR/reference.safetensors. The defaults are the call of the
-committed case tests/data/emoji-dit. Only the family sd3 is known here: the case's family name and
-the shape of its latents follow from the pipeline.
+committed case tests/data/emoji-dit. The case's family follows from the pipeline class; the families
+known here, sd and sd3, have latents of [1, C, h, w].
 """
 
 import argparse
@@ -17,10 +17,9 @@ import shutil
 from pathlib import Path
 
 import diffusers
-
 from make_reference import record
 
-FAMILIES = {"StableDiffusion3Pipeline": "sd3"}
+FAMILIES = {"StableDiffusion3Pipeline": "sd3", "StableDiffusionPipeline": "sd"}
 
 
 def latents_shape(model, width, height):

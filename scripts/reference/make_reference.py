@@ -202,8 +202,10 @@ def qwen_tokenizer(max_length):
         "assistant\n",
         "system\n",
         "<think>\n\n</think>\n\n",
-        "Describe the image by detailing the color, shape, size, texture, quantity, text, "
-        "spatial relationships of the objects and background:",
+        (
+            "Describe the image by detailing the color, shape, size, texture, quantity, text, "
+            "spatial relationships of the objects and background:"
+        ),
     ]
     pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     vocab, merges = train_bpe(pre_tokens(pre_tokenizer, CORPUS + template_texts * 3), 600)
