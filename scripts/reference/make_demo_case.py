@@ -5,9 +5,9 @@ already, such as the trained demo checkpoint.
     python make_demo_case.py MODEL_DIR --out CASE_DIR [--prompt TEXT] [--width W --height H] ...
 
 CASE_DIR/model becomes a copy of MODEL_DIR (model card and notices included) or, with --link, a
-relative link to it, beside CASE_DIR/reference.json and CASE_DIR/reference.safetensors. The defaults are the call of the
-committed case tests/data/emoji-dit. The case's family follows from the pipeline class; the families
-known here, sd and sd3, have latents of [1, C, h, w].
+relative link to it, beside CASE_DIR/reference.json and CASE_DIR/reference.safetensors. The defaults
+are the call of the committed case tests/data/emoji-dit. The case's family follows from the pipeline
+class; the families known here, sd and sd3, have latents of [1, C, h, w].
 """
 
 import argparse

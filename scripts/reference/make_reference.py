@@ -102,7 +102,7 @@ def train_bpe(words, vocab_size, suffix=""):
     while len(vocab) < vocab_size:
         pairs = Counter()
         for word, count in counts.items():
-            for pair in zip(split[word], split[word][1:]):
+            for pair in zip(split[word], split[word][1:], strict=False):
                 pairs[pair] += count
         if not pairs:
             break
@@ -526,7 +526,8 @@ def token_ids(pipe, prompts):
 
 
 def spy_on_steps(pipe, tensors):
-    """Makes the scheduler record every step() in `tensors`; returns the growing list of timesteps."""
+    """Makes the scheduler record every step() in `tensors`; returns the growing list of its
+    timesteps."""
     timesteps, step = [], pipe.scheduler.step
 
     def recorded_step(model_output, timestep, sample, *args, **kwargs):
@@ -615,7 +616,7 @@ def run(pipe, config):
 
 
 def relative_errors(tensors, reference):
-    """Relative L2 error of every float tensor of `reference` that `tensors` has in the same shape."""
+    """Relative L2 error of every float tensor of `reference` that `tensors` has in its shape."""
     errors = {}
     for name, expected in reference.items():
         found = tensors.get(name)
