@@ -1,0 +1,71 @@
+//! Two-dimensional convolutions.
+
+use crate::{After, Ctx, Result, Scope, WeightIdx};
+use denoised_tensor::{ConvSpec, Tensor, WeightKind};
+
+/// A square convolution with bias.
+#[derive(Clone, Debug)]
+pub struct Conv2d {
+    weight: WeightIdx,
+    bias: WeightIdx,
+    c_out: usize,
+    side: usize,
+    spec: ConvSpec,
+}
+
+impl Conv2d {
+    /// Side 3, stride 1, the size of the picture stays.
+    pub fn same3(scope: &mut Scope<'_>, c_in: usize, c_out: usize) -> Self {
+        Self::new(scope, c_in, c_out, 3, 1, [1; 4], 1)
+    }
+
+    /// As [`Conv2d::same3`], on the input enlarged twice with nearest neighbours.
+    pub fn upsampled3(scope: &mut Scope<'_>, c_in: usize, c_out: usize) -> Self {
+        Self::new(scope, c_in, c_out, 3, 1, [1; 4], 2)
+    }
+
+    /// Squares of `patch` pixels without overlap.
+    pub fn patches(scope: &mut Scope<'_>, c_in: usize, c_out: usize, patch: usize) -> Self {
+        Self::new(scope, c_in, c_out, patch, patch, [0; 4], 1)
+    }
+
+    fn new(
+        scope: &mut Scope<'_>,
+        c_in: usize,
+        c_out: usize,
+        side: usize,
+        stride: usize,
+        padding: [usize; 4],
+        upsample: usize,
+    ) -> Self {
+        let kind = WeightKind::Conv { stride };
+        Self {
+            weight: scope.weight(&["weight".to_owned()], kind, &[c_out, c_in, side, side]),
+            bias: scope.vector("bias", c_out),
+            c_out,
+            side,
+            spec: ConvSpec {
+                stride,
+                padding,
+                upsample,
+            },
+        }
+    }
+
+    /// `x` `[batch, h, w, c_in]` to `[batch, h_out, w_out, c_out]`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, after: After<'_>) -> Result<Tensor> {
+        let [top, left, bottom, right] = self.spec.padding;
+        let n_out = |n_in: usize, padding: usize| {
+            (n_in * self.spec.upsample + padding).saturating_sub(self.side) / self.spec.stride + 1
+        };
+        let (h, w) = (n_out(x.dim(1), top + bottom), n_out(x.dim(2), left + right));
+        let out = ctx.alloc(&[x.dim(0), h, w, self.c_out])?;
+        let epilogue = after.epilogue(ctx, Some(self.bias));
+        ctx.backend
+            .conv2d(x, ctx.weight(self.weight), &self.spec, &epilogue, &out)?;
+        Ok(out)
+    }
+}
