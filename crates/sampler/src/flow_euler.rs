@@ -4,46 +4,28 @@
 //! operations as diffusers 0.42, whose numbers the tests hold.
 
 use crate::{Sampler, SamplerError, Schedule};
-use serde::Deserialize;
 
 const CLASS: &str = "FlowMatchEulerDiscreteScheduler";
 
-/// `scheduler_config.json` of a `FlowMatchEulerDiscreteScheduler`; missing keys have diffusers' defaults, unknown ones are refused.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// The keys of a `scheduler_config.json` of that class that have an effect without dynamic shifting, and their defaults in diffusers.
+#[derive(Clone, Debug, PartialEq)]
 pub struct FlowEulerConfig {
-    /// Class name of the file; not checked here.
-    #[serde(rename = "_class_name")]
-    pub class_name: Option<String>,
-    /// Version that wrote the file; has no effect.
-    #[serde(rename = "_diffusers_version")]
-    pub diffusers_version: Option<String>,
     /// Timesteps run from this number down.
     pub num_train_timesteps: u32,
     /// Static shift of the sigmas: `s sigma / (1 + (s - 1) sigma)`.
     pub shift: f64,
     /// Shift by picture size instead; not supported.
     pub use_dynamic_shifting: bool,
-    /// Only used with dynamic shifting.
-    pub base_shift: Option<f64>,
-    /// Only used with dynamic shifting.
-    pub max_shift: Option<f64>,
-    /// Only used with dynamic shifting.
-    pub base_image_seq_len: Option<u32>,
-    /// Only used with dynamic shifting.
-    pub max_image_seq_len: Option<u32>,
-    /// Only used with dynamic shifting.
-    pub time_shift_type: Option<String>,
     /// Sigmas counted from the other end; not supported.
     pub invert_sigmas: bool,
-    /// Stretches the schedule to end at this sigma; not supported (null and 0 mean no stretching, as in diffusers).
+    /// Stretches the schedule to end at this sigma; not supported (`None` and 0 mean no stretching, as in diffusers).
     pub shift_terminal: Option<f64>,
     /// Karras' spacing; not supported.
-    pub use_karras_sigmas: Option<bool>,
+    pub use_karras_sigmas: bool,
     /// Exponential spacing; not supported.
-    pub use_exponential_sigmas: Option<bool>,
+    pub use_exponential_sigmas: bool,
     /// Spacing by a beta distribution; not supported.
-    pub use_beta_sigmas: Option<bool>,
+    pub use_beta_sigmas: bool,
     /// Fresh noise in every step; not supported.
     pub stochastic_sampling: bool,
 }
@@ -51,21 +33,14 @@ pub struct FlowEulerConfig {
 impl Default for FlowEulerConfig {
     fn default() -> Self {
         Self {
-            class_name: None,
-            diffusers_version: None,
             num_train_timesteps: 1000,
             shift: 1.0,
             use_dynamic_shifting: false,
-            base_shift: Some(0.5),
-            max_shift: Some(1.15),
-            base_image_seq_len: Some(256),
-            max_image_seq_len: Some(4096),
-            time_shift_type: None,
             invert_sigmas: false,
             shift_terminal: None,
-            use_karras_sigmas: None,
-            use_exponential_sigmas: None,
-            use_beta_sigmas: None,
+            use_karras_sigmas: false,
+            use_exponential_sigmas: false,
+            use_beta_sigmas: false,
             stochastic_sampling: false,
         }
     }
@@ -90,12 +65,9 @@ impl FlowEuler {
     pub fn new(config: &FlowEulerConfig) -> Result<Self, SamplerError> {
         let flags = [
             ("use_dynamic_shifting", config.use_dynamic_shifting),
-            ("use_karras_sigmas", config.use_karras_sigmas == Some(true)),
-            (
-                "use_exponential_sigmas",
-                config.use_exponential_sigmas == Some(true),
-            ),
-            ("use_beta_sigmas", config.use_beta_sigmas == Some(true)),
+            ("use_karras_sigmas", config.use_karras_sigmas),
+            ("use_exponential_sigmas", config.use_exponential_sigmas),
+            ("use_beta_sigmas", config.use_beta_sigmas),
             ("invert_sigmas", config.invert_sigmas),
             ("stochastic_sampling", config.stochastic_sampling),
         ];
