@@ -1,6 +1,6 @@
 //! What an executor tells its workers. A closed set: a new variant makes the compiler list the places.
 
-use crate::TensorMeta;
+use crate::{BlobIdx, TensorMeta};
 use denoised_types::{GenerateRequest, Mode, Rank, RequestId, WaveId};
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +40,7 @@ pub enum Command {
         /// Registered name (`echo`, `status`, …).
         method: String,
         /// Its arguments, postcard unless the method says otherwise.
-        args: Vec<u8>,
+        args: BlobIdx,
         /// Who runs it.
         ranks: Vec<Rank>,
     },

@@ -1,7 +1,7 @@
 //! What a worker tells its executor.
 
 use crate::{BlobIdx, TensorMeta};
-use denoised_types::{Failure, ModelInfo, PhaseTimes, RequestId, Resolved};
+use denoised_types::{Failure, PhaseTimes, RequestId, Resolved};
 use serde::{Deserialize, Serialize};
 
 /// How far a starting worker has come. Shown by start-up errors and progress.
@@ -57,17 +57,6 @@ pub struct GeneratedMeta {
 /// Messages up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
-    /// Start-up went on.
-    Phase(StartPhase),
-    /// Start-up is done. `model` is `None` for workers without a model (scripted ones).
-    Ready {
-        /// What was loaded.
-        model: Option<ModelInfo>,
-        /// Bytes of the prepared weights.
-        weight_bytes: u64,
-    },
-    /// Start-up failed; the process exits.
-    StartFailed(Failure),
     /// A member of a wave was begun.
     RequestStarted {
         /// Which.
@@ -98,8 +87,8 @@ pub enum Event {
     },
     /// A call (wave or method) ended on this rank. Exactly once per call and executing rank.
     CallDone {
-        /// The method's result (empty for waves), or why it failed.
-        outcome: Result<Vec<u8>, Failure>,
+        /// The method's result (none for waves), or why it failed.
+        outcome: Result<Option<BlobIdx>, Failure>,
     },
     /// Answer to a ping, from the control lane.
     Pong,

@@ -9,8 +9,16 @@
 
 mod command;
 mod event;
+mod handshake;
 mod header;
 
+mod codec;
+
+pub use codec::{
+    DecodeError, MAX_MESSAGE_BYTES, decode_boot_down, decode_boot_up, decode_command, decode_event,
+    encode_boot_down, encode_boot_up, encode_command, encode_event, split_header,
+};
 pub use command::{Command, Member, Wave};
 pub use event::{Event, GeneratedMeta, StartPhase};
-pub use header::{BlobIdx, Header, PROTOCOL_VERSION, TensorMeta};
+pub use handshake::{BootDown, BootUp, FdUse, Hello};
+pub use header::{BlobIdx, HEADER_BYTES, Header, PROTOCOL_VERSION, TensorMeta};
