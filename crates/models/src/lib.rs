@@ -1,1 +1,11 @@
-//! Text encoders, denoisers, autoencoders and the family table
+//! Text encoders, denoisers, autoencoders, the family table, and the one loop that turns a request into pixels.
+//!
+//! Knows nothing of processes, messages, waves or who is waiting; of devices it knows the [`denoised_tensor::Backend`] contract only.
+#![forbid(unsafe_code)]
+
+mod pipeline;
+
+mod error;
+
+pub use error::{ModelError, tensor_failure};
+pub use pipeline::{Model, ModelInfo, Pipeline, Running};
