@@ -1,0 +1,279 @@
+//! The command line: names, defaults, ranges and help texts. Says nothing about how anything is done.
+
+use clap::{ArgAction, Args, Parser, Subcommand};
+use denoised_types::GenerateRequest;
+use std::path::PathBuf;
+
+/// Most pictures of one command.
+pub(crate) const MAX_IMAGES: usize = 100_000;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    all went well
+  1    a check found a difference (verify), or a failure without a code of its own
+  2    the command line, the request or the case makes no sense
+  3    the checkpoint cannot be used
+  4    not enough memory
+  5    a worker died, hung or failed
+  6    an output could not be written (full disk, missing folder, closed pipe)
+  7    no such device
+  130  interrupted (Ctrl-C)
+
+Environment:
+  DENOISED_MODEL  checkpoint folder to use when --model is not given
+  DENOISED_LOG    what to log to stderr: error, warn, info, debug, trace, or filters such as
+                  warn,denoised_executor=debug (stronger than -v)";
+
+const EXAMPLES: &str = "\
+Examples:
+  denoised generate 'a red apple'
+  denoised generate 'a red apple' -o apple.png --seed 7 --steps 20 --n 4
+  denoised generate --prompts prompts.txt -o 'out/{index}-{seed}.png' --workers 2
+  denoised generate 'a red apple' --json | jq .file
+  denoised verify tests/data/sd35m --workers 3
+";
+
+const AFTER_HELP: &str = "Run `denoised help COMMAND` or `denoised COMMAND --help` for a command's options.";
+
+const GENERATE_HELP: &str = "\
+Seeds: picture i of every prompt (from 0) uses SEED + i, so each can be made again alone.
+
+Output names: with several pictures, `-o out.png` becomes out-0.png, out-1.png, … over all prompts.
+`{index}` and `{seed}` in the name are replaced by the picture's number and seed. A finished picture
+appears under its name at once and whole; an existing file of that name is replaced.
+
+Prompt files (--prompts): UTF-8, one prompt per line. Blank lines and lines that start with `#` are
+skipped; a prompt that starts with `#` is written `\\#`.
+
+PNG text: prompt, negative prompt, steps, guidance, size, seed, sampler, model, family, Software.
+
+--json: one object per picture on stdout, in order; a failure ends the output with
+{\"error\":{\"code\":…,\"message\":…}}.";
+
+const VERIFY_HELP: &str = "\
+CASE is a folder with model/, reference.json and reference.safetensors, as
+scripts/reference/make_reference.py writes them. The case runs once per rank at the same time: first
+from the initial latents that the reference gives, then from its seed. Every tensor is compared by
+relative L2 error, integers exactly, and its SHA-256 must be the same on all ranks. Exit code 0 only if
+every tensor of both sides is matched, of the same shape, finite and within its limit.";
+
+/// Diffusion models through worker processes.
+///
+/// Makes pictures from text with a diffusion checkpoint, in worker processes that this program starts
+/// and stops by itself. Without --model it uses the small demo checkpoint that comes with it.
+#[derive(Debug, Parser)]
+#[command(name = "denoised", version, max_term_width = 100)]
+#[command(after_help = AFTER_HELP, after_long_help = format!("{EXAMPLES}\n{EXIT_CODES}"))]
+pub(crate) struct Cli {
+    /// Log more to stderr: -v info, -vv debug, -vvv trace
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make pictures from prompts
+    #[command(after_long_help = format!("{GENERATE_HELP}\n\n{EXIT_CODES}"))]
+    Generate(GenerateArgs),
+    /// Compare a model with a stored reference case, tensor by tensor
+    #[command(after_long_help = format!("{VERIFY_HELP}\n\n{EXIT_CODES}"))]
+    Verify(VerifyArgs),
+    /// Measure the message paths on this machine
+    Bench(BenchArgs),
+}
+
+/// How the workers come to exist and what they compute with.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WorldArgs {
+    /// How workers exist: `mp` (processes on this machine) or `uni` (a thread of this process)
+    #[arg(long, value_name = "NAME", default_value = "mp")]
+    pub(crate) executor: String,
+
+    /// Workers; each holds a replica of the model and computes one request at a time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) workers: u16,
+
+    /// Threads per worker [default: the cores of this machine divided by the workers]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+
+    /// Device of every worker: `cpu`, `cuda` or `cuda:N`
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    pub(crate) device: String,
+
+    /// Dtype of the computation: `f32`, `bf16`, `f16`
+    #[arg(long, value_name = "NAME", default_value = "f32")]
+    pub(crate) dtype: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// What to draw; may be empty
+    #[arg(value_name = "PROMPT", required_unless_present = "prompts")]
+    pub(crate) prompt: Option<String>,
+
+    /// Take the prompts from a file, one per line; `-` is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) prompts: Option<PathBuf>,
+
+    /// PNG file to write; `-` is standard output (one picture only)
+    #[arg(short, long, value_name = "FILE", default_value = "out.png")]
+    pub(crate) output: PathBuf,
+
+    /// Folder of the checkpoint [default: the demo checkpoint]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// What to stay away from
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) negative: Option<String>,
+
+    /// Denoiser steps [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(GenerateRequest::MAX_STEPS)))]
+    pub(crate) steps: Option<u32>,
+
+    /// Guidance scale; at or below 1 there is no guidance [default: the model's]
+    #[arg(long, value_name = "G", value_parser = parse_guidance, allow_negative_numbers = true)]
+    pub(crate) guidance: Option<f32>,
+
+    /// Width and height in pixels, such as 512x768 [default: the model's]
+    #[arg(long, value_name = "WxH", value_parser = parse_size)]
+    pub(crate) size: Option<(u32, u32)>,
+
+    /// Seed of the noise [default: a random one, which is printed]
+    #[arg(long, value_name = "S")]
+    pub(crate) seed: Option<u64>,
+
+    /// Pictures per prompt; picture i uses seed S + i
+    #[arg(long = "n", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_IMAGES as i64))]
+    pub(crate) n_images: u32,
+
+    /// Sampler, such as `flow-euler` [default: the model's]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) sampler: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) world: WorldArgs,
+
+    /// One JSON object per picture on stdout instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// No progress and no text, only errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// Folder of the case
+    #[arg(value_name = "CASE")]
+    pub(crate) case: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) world: WorldArgs,
+
+    /// Write our tensors to this safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dump: Option<PathBuf>,
+
+    /// The result as one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// `ring`: the shared-memory ring; `executor`: calls to workers and back
+    #[arg(value_name = "WHAT")]
+    pub(crate) what: BenchWhat,
+
+    /// The figures as one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum BenchWhat {
+    /// Latency and throughput of the shared-memory ring, beside the raw limits of this machine
+    Ring,
+    /// Round trips of typed calls to one and more workers
+    Executor,
+}
+
+fn parse_guidance(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value.is_finite() => Ok(value),
+        Ok(_) => Err("must be a finite number".to_owned()),
+        Err(_) => Err("not a number".to_owned()),
+    }
+}
+
+fn parse_size(text: &str) -> Result<(u32, u32), String> {
+    let side = |text: &str| text.trim().parse::<u32>().ok().filter(|&side| side > 0);
+    let (width, height) = text
+        .split_once(['x', 'X', '×'])
+        .ok_or("expected WIDTHxHEIGHT in pixels, such as 512x768")?;
+    match (side(width), side(height)) {
+        (Some(width), Some(height)) => Ok((width, height)),
+        _ => Err("expected two positive whole numbers, such as 512x768".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn generate(args: &[&str]) -> Result<GenerateArgs, clap::Error> {
+        let cli = Cli::try_parse_from(["denoised", "generate"].iter().chain(args))?;
+        match cli.command {
+            Command::Generate(args) => Ok(args),
+            _ => unreachable!("the subcommand is given above"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_two_positive_numbers() {
+        assert_eq!(parse_size("512x768"), Ok((512, 768)));
+        assert_eq!(parse_size("64X64"), Ok((64, 64)));
+        for bad in ["", "512", "512x", "x512", "0x64", "64x0", "-1x64", "1e3x64", "64x64x3"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_refused() {
+        for bad in [
+            &["p", "--steps", "0"][..],
+            &["p", "--steps", "1001"],
+            &["p", "--n", "0"],
+            &["p", "--workers", "0"],
+            &["p", "--threads", "0"],
+            &["p", "--guidance", "NaN"],
+            &["p", "--guidance", "inf"],
+            &["p", "--seed", "-1"],
+            &["p", "--prompts", "file"],
+            &[],
+        ] {
+            assert!(generate(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn all_that_is_left_out_is_the_models_choice() {
+        let args = generate(&["a red apple"]).unwrap();
+        assert_eq!((args.steps, args.guidance, args.size, args.seed), (None, None, None, None));
+        assert_eq!((args.n_images, args.world.workers, args.world.executor.as_str()), (1, 1, "mp"));
+        assert_eq!(generate(&["p", "--guidance", "-1"]).unwrap().guidance, Some(-1.0));
+        assert_eq!(generate(&["p", "--seed", "18446744073709551615"]).unwrap().seed, Some(u64::MAX));
+    }
+}

@@ -1,0 +1,393 @@
+//! Our tensors against a reference's: what `verify` decides, without running anything.
+
+use denoised_types::{NamedTensor, TensorDType};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Largest relative L2 error of a tensor.
+const TENSOR_LIMIT: f64 = 1e-4;
+/// Largest relative L2 error of a picture, the end of a long chain.
+const IMAGE_LIMIT: f64 = 1e-3;
+
+/// Tensors by name.
+pub(crate) type Tensors = BTreeMap<String, NamedTensor>;
+
+/// One line of the result.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Row {
+    /// Name of the tensor.
+    pub(crate) name: String,
+    /// Its shape: ours, or the reference's if we have none.
+    pub(crate) shape: Vec<u64>,
+    /// Relative L2 error over ranks, the largest; `None` if the tensors cannot be compared or are compared exactly.
+    pub(crate) error: Option<f64>,
+    /// What the error may be; 0 means exact.
+    pub(crate) limit: f64,
+    /// SHA-256 of our elements, one entry if equal on all ranks, else one per rank; empty if we have no such tensor.
+    pub(crate) sha256: Vec<String>,
+    /// What is wrong; `None` if nothing is.
+    pub(crate) problem: Option<String>,
+}
+
+/// Compares what every rank computed with the reference, names of both sides.
+///
+/// `renamed` maps names of ours to the name in the reference that they must equal, where it is not the same name.
+pub(crate) fn compare(ranks: &[Tensors], reference: &Tensors, renamed: &[(&str, &str)]) -> Vec<Row> {
+    let reference_name = |name: &str| -> String {
+        let found = renamed.iter().find(|(ours, _)| *ours == name);
+        found.map_or(name, |(_, theirs)| theirs).to_owned()
+    };
+    let ours = ranks.iter().flat_map(|tensors| tensors.keys().cloned());
+    let names: BTreeSet<String> = ours.chain(reference.keys().cloned()).collect();
+    let mut names: Vec<String> = names.into_iter().collect();
+    names.sort_by_key(|name| order_of(name));
+    names
+        .into_iter()
+        .map(|name| {
+            let expected = reference.get(&reference_name(&name));
+            let found: Vec<Option<&NamedTensor>> = ranks.iter().map(|tensors| tensors.get(&name)).collect();
+            row(name, &found, expected)
+        })
+        .collect()
+}
+
+fn row(name: String, found: &[Option<&NamedTensor>], expected: Option<&NamedTensor>) -> Row {
+    let mut row = Row {
+        shape: found.iter().flatten().next().copied().or(expected).map_or(Vec::new(), |tensor| tensor.shape.clone()),
+        limit: match expected {
+            Some(tensor) if tensor.dtype != TensorDType::F32 => 0.0,
+            _ if name == "image" || name == "seeded.image" => IMAGE_LIMIT,
+            _ => TENSOR_LIMIT,
+        },
+        name,
+        error: None,
+        sha256: Vec::new(),
+        problem: None,
+    };
+    let sums: Vec<Option<String>> = found
+        .iter()
+        .map(|tensor| tensor.map(|tensor| hex(&Sha256::digest(&tensor.data))))
+        .collect();
+    if let Some((rank_idx, _)) = sums.iter().enumerate().find(|(_, sum)| sum.is_none()) {
+        row.sha256 = sums.iter().flatten().cloned().collect();
+        row.sha256.dedup();
+        row.problem = Some(if row.sha256.is_empty() {
+            "in the reference only".to_owned()
+        } else {
+            format!("missing on rank {rank_idx}")
+        });
+        return row;
+    }
+    row.sha256 = sums.into_iter().flatten().collect();
+    let Some(expected) = expected else {
+        row.sha256.dedup();
+        row.problem = Some("not in the reference".to_owned());
+        return row;
+    };
+    for (rank_idx, tensor) in found.iter().flatten().enumerate() {
+        match compare_one(tensor, expected) {
+            Ok(error) => {
+                if expected.dtype == TensorDType::F32 {
+                    row.error = Some(row.error.map_or(error, |largest| largest.max(error)));
+                }
+                // Written so that NaN fails.
+                let is_within = error <= row.limit;
+                if !is_within && row.problem.is_none() {
+                    row.problem = Some(if row.limit == 0.0 {
+                        "not equal".to_owned()
+                    } else {
+                        "above the limit".to_owned()
+                    });
+                }
+            }
+            Err(problem) => {
+                row.error = None;
+                row.problem = Some(if found.len() > 1 { format!("{problem} on rank {rank_idx}") } else { problem });
+                break;
+            }
+        }
+    }
+    if row.sha256.windows(2).all(|pair| pair[0] == pair[1]) {
+        row.sha256.truncate(1);
+    } else if row.problem.is_none() {
+        row.problem = Some("not the same on all ranks".to_owned());
+    }
+    row
+}
+
+/// The error of one tensor; for integers 0 (equal) or infinity.
+fn compare_one(found: &NamedTensor, expected: &NamedTensor) -> Result<f64, String> {
+    if found.dtype != expected.dtype {
+        return Err(format!("is {:?}, expected {:?}", found.dtype, expected.dtype));
+    }
+    if found.shape != expected.shape {
+        return Err(format!("has shape {}, expected {}", shown(&found.shape), shown(&expected.shape)));
+    }
+    if !found.is_consistent() || !expected.is_consistent() {
+        return Err("has another number of elements than its shape".to_owned());
+    }
+    let (Some(found_values), Some(expected_values)) = (found.to_f32(), expected.to_f32()) else {
+        return Ok(if found.data == expected.data { 0.0 } else { f64::INFINITY });
+    };
+    if let Some(position) = found_values.iter().position(|value| !value.is_finite()) {
+        return Err(format!("is {} at element {position}", found_values[position]));
+    }
+    if let Some(position) = expected_values.iter().position(|value| !value.is_finite()) {
+        return Err(format!("is {} at element {position} of the reference", expected_values[position]));
+    }
+    Ok(relative_l2(&found_values, &expected_values))
+}
+
+/// `||found - expected|| / ||expected||`; if the denominator is 0, 0 for equal tensors and infinity otherwise.
+fn relative_l2(found: &[f32], expected: &[f32]) -> f64 {
+    let mut difference = 0.0f64;
+    let mut norm = 0.0f64;
+    for (&found, &expected) in found.iter().zip(expected) {
+        difference += (f64::from(found) - f64::from(expected)).powi(2);
+        norm += f64::from(expected).powi(2);
+    }
+    if norm == 0.0 {
+        return if difference == 0.0 { 0.0 } else { f64::INFINITY };
+    }
+    (difference / norm).sqrt()
+}
+
+/// Joins what the requests of a batch of prompts returned: stacked on dimension 0, token ids under their prompt's number.
+///
+/// # Errors
+/// A tensor that not every request returned, or whose shapes do not fit on each other.
+pub(crate) fn stack(requests: Vec<Vec<NamedTensor>>) -> Result<Tensors, String> {
+    let mut stacked = Tensors::new();
+    let n_requests = requests.len();
+    let mut n_parts: BTreeMap<String, usize> = BTreeMap::new();
+    for (prompt_idx, tensors) in requests.into_iter().enumerate() {
+        let mut seen = BTreeSet::new();
+        for mut tensor in tensors {
+            if !seen.insert(tensor.name.clone()) {
+                return Err(format!("the worker returned {} twice", tensor.name));
+            }
+            if tensor.name.starts_with("token_ids") {
+                if prompt_idx > 0 {
+                    tensor.name = format!("{}.prompt{prompt_idx}", tensor.name);
+                }
+                stacked.insert(tensor.name.clone(), tensor);
+                continue;
+            }
+            *n_parts.entry(tensor.name.clone()).or_default() += 1;
+            match stacked.get_mut(&tensor.name) {
+                None => {
+                    stacked.insert(tensor.name.clone(), tensor);
+                }
+                Some(before) => append(before, &tensor)?,
+            }
+        }
+    }
+    match n_parts.iter().find(|&(_, &n_parts)| n_parts != n_requests) {
+        Some((name, n_parts)) => Err(format!("{n_parts} of {n_requests} prompts returned {name}")),
+        None => Ok(stacked),
+    }
+}
+
+fn append(to: &mut NamedTensor, tensor: &NamedTensor) -> Result<(), String> {
+    let fits = to.dtype == tensor.dtype
+        && to.shape.len() == tensor.shape.len()
+        && !to.shape.is_empty()
+        && to.shape[1..] == tensor.shape[1..];
+    if !fits {
+        return Err(format!(
+            "{} of one prompt has shape {}, of another {}",
+            to.name,
+            shown(&to.shape),
+            shown(&tensor.shape)
+        ));
+    }
+    to.shape[0] += tensor.shape[0];
+    to.data.extend_from_slice(&tensor.data);
+    Ok(())
+}
+
+/// Element `part_idx` of `n_parts` equal parts of dimension 0.
+pub(crate) fn part(tensor: &NamedTensor, part_idx: usize, n_parts: usize) -> Option<NamedTensor> {
+    let rows = *tensor.shape.first()?;
+    if n_parts == 0 || rows % n_parts as u64 != 0 || part_idx >= n_parts || !tensor.is_consistent() {
+        return None;
+    }
+    let part_bytes = tensor.data.len() / n_parts;
+    let mut shape = tensor.shape.clone();
+    shape[0] = rows / n_parts as u64;
+    Some(NamedTensor {
+        name: tensor.name.clone(),
+        dtype: tensor.dtype,
+        shape,
+        data: tensor.data[part_idx * part_bytes..][..part_bytes].to_vec(),
+    })
+}
+
+/// `[1, 16, 16]` as `1x16x16`.
+pub(crate) fn shown(shape: &[u64]) -> String {
+    if shape.is_empty() {
+        return "scalar".to_owned();
+    }
+    let extents: Vec<String> = shape.iter().map(u64::to_string).collect();
+    extents.join("x")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Order of computation: ids, encodings, initial latents, steps, pictures; numbers by value.
+fn order_of(name: &str) -> (usize, u64, usize, String) {
+    const GROUPS: &[&str] = &["token_ids", "encode_prompt", "latents.init", "", "image", "seeded"];
+    let number = || name.rsplit(['.', '_']).next().and_then(|last| last.parse().ok()).unwrap_or(0);
+    if let Some(kind) = ["noise_pred.", "latents.step_"].iter().position(|prefix| name.starts_with(prefix)) {
+        return (3, number(), kind, name.to_owned());
+    }
+    let group = GROUPS.iter().position(|group| !group.is_empty() && name.starts_with(group));
+    (group.unwrap_or(GROUPS.len()), 0, 0, name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensors(list: &[NamedTensor]) -> Tensors {
+        list.iter().map(|tensor| (tensor.name.clone(), tensor.clone())).collect()
+    }
+
+    fn one(name: &str, values: &[f32]) -> NamedTensor {
+        NamedTensor::from_f32(name, &[1, values.len() as u64], values)
+    }
+
+    fn problem(found: &[NamedTensor], expected: &[NamedTensor]) -> Option<String> {
+        let rows = compare(&[tensors(found)], &tensors(expected), &[]);
+        rows.into_iter().find_map(|row| row.problem)
+    }
+
+    #[test]
+    fn relative_error_is_the_quotient_of_norms() {
+        // ||(0.3, 0.4)|| = 0.5 over ||(3, 4)|| = 5.
+        let rows = compare(
+            &[tensors(&[one("x", &[3.3, 4.4])])],
+            &tensors(&[one("x", &[3.0, 4.0])]),
+            &[],
+        );
+        assert!((rows[0].error.unwrap() - 0.1).abs() < 1e-6);
+        assert_eq!(rows[0].problem.as_deref(), Some("above the limit"));
+    }
+
+    #[test]
+    fn limits_are_1e_4_and_1e_3_for_pictures() {
+        let expected = |name: &str| [one(name, &[1.0])];
+        assert_eq!(problem(&[one("x", &[1.00009])], &expected("x")), None);
+        assert!(problem(&[one("x", &[1.0002])], &expected("x")).is_some());
+        for name in ["image", "seeded.image"] {
+            assert_eq!(problem(&[one(name, &[1.0009])], &expected(name)), None);
+            assert!(problem(&[one(name, &[1.002])], &expected(name)).is_some());
+        }
+    }
+
+    #[test]
+    fn nan_infinity_and_a_zero_reference_are_no_way_out() {
+        assert!(problem(&[one("x", &[f32::NAN])], &[one("x", &[1.0])]).unwrap().contains("NaN"));
+        assert!(problem(&[one("x", &[f32::INFINITY])], &[one("x", &[1.0])]).is_some());
+        assert!(problem(&[one("x", &[f32::NAN])], &[one("x", &[f32::NAN])]).is_some());
+        assert!(problem(&[one("x", &[1e-30])], &[one("x", &[0.0])]).is_some());
+        assert_eq!(problem(&[one("x", &[0.0])], &[one("x", &[0.0])]), None);
+    }
+
+    #[test]
+    fn integers_are_compared_exactly() {
+        let ids = |last| NamedTensor::from_i64("token_ids", &[1, 2], &[49406, last]);
+        assert_eq!(problem(&[ids(7)], &[ids(7)]), None);
+        assert_eq!(problem(&[ids(8)], &[ids(7)]).as_deref(), Some("not equal"));
+        let floats = one("token_ids", &[49406.0, 7.0]);
+        assert!(problem(&[floats], &[ids(7)]).unwrap().contains("I64"));
+    }
+
+    #[test]
+    fn names_are_matched_both_ways_and_shapes_must_be_equal() {
+        let (x, y) = (one("x", &[1.0]), one("y", &[1.0]));
+        assert_eq!(
+            problem(&[x.clone()], &[x.clone(), y.clone()]).as_deref(),
+            Some("in the reference only")
+        );
+        assert_eq!(problem(&[x.clone(), y], &[x.clone()]).as_deref(), Some("not in the reference"));
+        let flat = NamedTensor::from_f32("x", &[1], &[1.0]);
+        assert_eq!(problem(&[flat], &[x]).as_deref(), Some("has shape 1, expected 1x1"));
+    }
+
+    #[test]
+    fn ranks_must_agree_to_the_last_bit() {
+        let reference = tensors(&[one("x", &[1.0])]);
+        let (same, other) = (tensors(&[one("x", &[1.0])]), tensors(&[one("x", &[1.000001])]));
+        let rows = compare(&[same.clone(), same.clone()], &reference, &[]);
+        assert_eq!((rows[0].problem.clone(), rows[0].sha256.len()), (None, 1));
+        let rows = compare(&[same.clone(), other], &reference, &[]);
+        assert_eq!(rows[0].problem.as_deref(), Some("not the same on all ranks"));
+        assert_eq!(rows[0].sha256.len(), 2);
+        let rows = compare(&[same, Tensors::new()], &reference, &[]);
+        assert_eq!(rows[0].problem.as_deref(), Some("missing on rank 1"));
+    }
+
+    #[test]
+    fn a_renamed_tensor_is_compared_with_its_namesake() {
+        let ours = [one("latents.init", &[1.0]), one("seeded.latents.init", &[2.0])];
+        let rows = compare(
+            &[tensors(&ours)],
+            &tensors(&[one("latents.init", &[1.0])]),
+            &[("seeded.latents.init", "latents.init")],
+        );
+        assert_eq!(rows[0].problem, None);
+        assert_eq!(rows[1].problem.as_deref(), Some("above the limit"));
+    }
+
+    #[test]
+    fn sha_256_is_that_of_the_elements() {
+        // sha256 of the four bytes 00 00 80 3f, from coreutils' sha256sum.
+        let rows = compare(&[tensors(&[one("x", &[1.0])])], &tensors(&[one("x", &[1.0])]), &[]);
+        assert_eq!(
+            rows[0].sha256,
+            ["e00e5eb9444182f352323374ef4e08ebcb784725fdd4fd612d7730540b3e0c8c"]
+        );
+    }
+
+    #[test]
+    fn prompts_of_a_batch_are_stacked_and_their_ids_numbered() {
+        let request = |id: i64, value: f32| {
+            vec![
+                NamedTensor::from_i64("token_ids.2", &[1, 1], &[id]),
+                NamedTensor::from_f32("image", &[1, 2], &[value, value]),
+            ]
+        };
+        let stacked = stack(vec![request(5, 0.5), request(6, 0.25)]).unwrap();
+        let names: Vec<&str> = stacked.keys().map(String::as_str).collect();
+        assert_eq!(names, ["image", "token_ids.2", "token_ids.2.prompt1"]);
+        assert_eq!(stacked["image"].shape, [2, 2]);
+        assert_eq!(stacked["image"].to_f32().unwrap(), [0.5, 0.5, 0.25, 0.25]);
+        let second = part(&stacked["image"], 1, 2).unwrap();
+        assert_eq!((second.shape, second.data.len()), (vec![1, 2], 8));
+        assert!(part(&stacked["image"], 0, 3).is_none());
+
+        let mut short = request(6, 0.25);
+        short.pop();
+        assert!(stack(vec![request(5, 0.5), short]).unwrap_err().contains("1 of 2 prompts"));
+    }
+
+    #[test]
+    fn rows_come_in_order_of_computation() {
+        let mut names = vec![
+            "seeded.image", "image", "latents.step_10", "noise_pred.10", "noise_pred.9", "latents.step_9", "latents.init",
+            "encode_prompt.0.0", "token_ids.2", "token_ids",
+        ];
+        names.sort_by_key(|name| order_of(name));
+        names.reverse();
+        assert_eq!(
+            names,
+            [
+                "seeded.image", "image", "latents.step_10", "noise_pred.10", "latents.step_9", "noise_pred.9",
+                "latents.init", "encode_prompt.0.0", "token_ids.2", "token_ids",
+            ]
+        );
+    }
+}

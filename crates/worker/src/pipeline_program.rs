@@ -1,0 +1,544 @@
+//! The program of a real worker: a [`Pipeline`] behind the [`Start`] and [`Program`] seam.
+//!
+//! R1. Between any two steps every member is asked whether it must stop; one that stops leaves the others untouched.
+//! R2. Members with equal [`Running::batch_key`] share their steps; each gets bit for bit what it would get alone.
+//! R3. A failure that only one request can have ends that request. One that makes the device unusable ends the wave with an error,
+//!     and so the rank.
+
+use crate::device::open_device;
+use crate::{Program, Start, StartContext, Started, WaveMember, WaveSink};
+use denoised_models::{Model, Pipeline, Running};
+use denoised_tensor::{Backend, PrepareInput, Prepared, TensorError};
+use denoised_types::{Failure, FailureCode, Generated, PhaseTimes, Rank, RequestId};
+use denoised_wire::StartPhase;
+use std::time::Instant;
+
+/// Starts a [`PipelineProgram`] with the model and device of the worker's configuration.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PipelineStart;
+
+impl Start for PipelineStart {
+    fn start(&mut self, context: &mut dyn StartContext) -> Result<(Box<dyn Program>, Started), Failure> {
+        let (rank, world_size) = context.place();
+        context.phase(StartPhase::OpeningDevice);
+        let backend = open_device(context.config(), world_size)?;
+        context.phase(StartPhase::ReadingModel);
+        let model = denoised_models::open(&context.config().model)?;
+        let info = model.info().clone();
+        let prepared = prepare(model.as_ref(), backend.as_ref(), rank, context)?;
+        let weight_bytes = prepared.n_bytes;
+        let pipeline = model.load(backend, prepared)?;
+        let started = Started {
+            model: Some(info),
+            weight_bytes,
+        };
+        Ok((Box::new(PipelineProgram::new(pipeline)), started))
+    }
+}
+
+/// Rank 0 builds the weights and shares them; the others take what it built, or build for themselves where weights cannot be shared.
+fn prepare(
+    model: &dyn Model,
+    backend: &dyn Backend,
+    rank: Rank,
+    context: &mut dyn StartContext,
+) -> Result<Prepared, Failure> {
+    context.phase(StartPhase::PreparingWeights {
+        done_bytes: 0,
+        total_bytes: 0,
+    });
+    let shared = if rank == Rank(0) { None } else { context.await_shared()? };
+    let input = match shared {
+        Some(weights) => PrepareInput::Shared(weights),
+        None => PrepareInput::Build(model.weight_source()),
+    };
+    let mut prepared = {
+        let mut progress = |done_bytes, total_bytes| {
+            context.phase(StartPhase::PreparingWeights {
+                done_bytes,
+                total_bytes,
+            });
+        };
+        backend
+            .prepare(model.weight_specs(), input, &mut progress)
+            .map_err(prepare_failure)?
+    };
+    if rank == Rank(0) {
+        context.publish_shared(prepared.shared.take())?;
+    }
+    Ok(prepared)
+}
+
+fn prepare_failure(error: TensorError) -> Failure {
+    let code = match error {
+        TensorError::Weight { .. } => FailureCode::InvalidModel,
+        TensorError::OutOfMemory { .. } => FailureCode::OutOfMemory,
+        TensorError::Device(_) => FailureCode::WorkerFailed,
+        TensorError::Shape { .. }
+        | TensorError::DType { .. }
+        | TensorError::Alias { .. }
+        | TensorError::Operand { .. }
+        | TensorError::SharedWeights(_) => FailureCode::Internal,
+    };
+    Failure::new(code, error.to_string())
+}
+
+/// Runs waves of whole generations on one pipeline.
+#[derive(Debug)]
+pub struct PipelineProgram {
+    pipeline: Box<dyn Pipeline>,
+}
+
+/// A member between its begin and its end.
+struct Active {
+    request_id: RequestId,
+    deadline_ns: u64,
+    running: Box<dyn Running>,
+    times: PhaseTimes,
+}
+
+impl Active {
+    /// The step it is about to do, in words.
+    fn phase(&self) -> String {
+        format!("step {} of {}", self.running.step_idx() + 1, self.running.n_steps())
+    }
+}
+
+impl PipelineProgram {
+    /// A program that runs requests on `pipeline`.
+    pub fn new(pipeline: Box<dyn Pipeline>) -> Self {
+        Self { pipeline }
+    }
+
+    /// Begins a member; `None` if it has ended already.
+    fn begin(&self, member: WaveMember, sink: &mut dyn WaveSink) -> Result<Option<Active>, Failure> {
+        let WaveMember {
+            request_id,
+            request,
+            deadline_ns,
+        } = member;
+        sink.started(request_id);
+        if let Some(reason) = sink.stop_reason(request_id, deadline_ns) {
+            sink.done(request_id, Err(reason));
+            return Ok(None);
+        }
+        let begun_at = Instant::now();
+        let mut running = match self.pipeline.begin(&request) {
+            Ok(running) => running,
+            Err(failure) => {
+                end_with(request_id, failure.during("prompt encoding"), sink)?;
+                return Ok(None);
+            }
+        };
+        send_trace(request_id, running.as_mut(), sink);
+        Ok(Some(Active {
+            request_id,
+            deadline_ns,
+            running,
+            times: PhaseTimes {
+                encode_ms: ms_since(begun_at),
+                ..PhaseTimes::default()
+            },
+        }))
+    }
+
+    /// Runs one step of `group`, whose members share a batch key, and drops those that ended.
+    fn step(&self, group: &mut Vec<Active>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
+        group.retain(|active| match sink.stop_reason(active.request_id, active.deadline_ns) {
+            Some(reason) => {
+                sink.done(active.request_id, Err(reason.during(active.phase())));
+                false
+            }
+            None => true,
+        });
+        if group.is_empty() {
+            return Ok(());
+        }
+        // Named before the step, since a member that fails in it may or may not have counted it.
+        let mut phases: Vec<String> = group.iter().map(Active::phase).collect();
+        let begun_at = Instant::now();
+        let outcomes = {
+            let mut members: Vec<&mut dyn Running> =
+                group.iter_mut().map(|active| &mut *active.running as &mut dyn Running).collect();
+            self.pipeline.step(&mut members)
+        };
+        let step_ms = ms_since(begun_at);
+        let mut outcomes = match outcomes {
+            Ok(outcomes) if outcomes.len() == group.len() => outcomes.into_iter(),
+            Ok(outcomes) => {
+                return Err(Failure::new(
+                    FailureCode::Internal,
+                    format!("a step of {} members returned {} outcomes", group.len(), outcomes.len()),
+                ));
+            }
+            Err(failure) => {
+                // All members are lost, one by one; whether the rank is too depends on the failure.
+                for (active, phase) in group.drain(..).zip(phases) {
+                    end_with(active.request_id, failure.clone().during(phase), sink)?;
+                }
+                return Ok(());
+            }
+        };
+        let mut fatal = None;
+        let mut phases = phases.drain(..);
+        group.retain_mut(|active| match (outcomes.next(), phases.next()) {
+            (Some(Err(failure)), phase) => {
+                let failure = failure.during(phase.unwrap_or_default());
+                if let Err(failure) = end_with(active.request_id, failure, sink) {
+                    fatal = Some(failure);
+                }
+                false
+            }
+            (Some(Ok(())) | None, _) => {
+                active.times.denoise_ms += step_ms;
+                send_trace(active.request_id, active.running.as_mut(), sink);
+                sink.step(active.request_id, active.running.step_idx(), active.running.n_steps());
+                true
+            }
+        });
+        fatal.map_or(Ok(()), Err)
+    }
+
+    fn decode(&self, mut active: Active, sink: &mut dyn WaveSink) -> Result<(), Failure> {
+        if let Some(reason) = sink.stop_reason(active.request_id, active.deadline_ns) {
+            sink.done(active.request_id, Err(reason.during("decoding")));
+            return Ok(());
+        }
+        let begun_at = Instant::now();
+        match self.pipeline.decode(active.running.as_mut()) {
+            Ok(image) => {
+                active.times.decode_ms = ms_since(begun_at);
+                send_trace(active.request_id, active.running.as_mut(), sink);
+                let generated = Generated {
+                    image,
+                    tensors: Vec::new(),
+                    resolved: active.running.resolved().clone(),
+                    rank: Rank::default(),
+                    times: active.times,
+                };
+                sink.done(active.request_id, Ok(generated));
+                Ok(())
+            }
+            Err(failure) => end_with(active.request_id, failure.during("decoding"), sink),
+        }
+    }
+}
+
+impl Program for PipelineProgram {
+    fn run_wave(&mut self, members: Vec<WaveMember>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
+        let mut groups: Vec<(u64, Vec<Active>)> = Vec::new();
+        for member in members {
+            let Some(active) = self.begin(member, sink)? else { continue };
+            let key = active.running.batch_key();
+            match groups.iter_mut().find(|(group_key, _)| *group_key == key) {
+                Some((_, group)) => group.push(active),
+                None => groups.push((key, vec![active])),
+            }
+        }
+        for (_, mut group) in groups {
+            while !group.is_empty() {
+                let is_finished = |active: &mut Active| active.running.step_idx() >= active.running.n_steps();
+                for active in group.extract_if(.., is_finished).collect::<Vec<_>>() {
+                    self.decode(active, sink)?;
+                }
+                self.step(&mut group, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, _method: &str, _args: &[u8]) -> Option<Result<Vec<u8>, Failure>> {
+        None
+    }
+}
+
+/// Ends a member with `failure`; an error if the rank cannot go on after it.
+fn end_with(request_id: RequestId, failure: Failure, sink: &mut dyn WaveSink) -> Result<(), Failure> {
+    if ends_the_rank(failure.code) {
+        // The caller fails this member too, with the same cause as all others.
+        return Err(failure);
+    }
+    sink.done(request_id, Err(failure));
+    Ok(())
+}
+
+/// Whether the device cannot be trusted after a failure of this kind.
+fn ends_the_rank(code: FailureCode) -> bool {
+    match code {
+        FailureCode::WorkerFailed | FailureCode::WorkerLost | FailureCode::NoDevice => true,
+        FailureCode::InvalidRequest
+        | FailureCode::InvalidModel
+        | FailureCode::OutOfMemory
+        | FailureCode::NonFinite
+        | FailureCode::Cancelled
+        | FailureCode::DeadlineExceeded
+        | FailureCode::QueueFull
+        | FailureCode::Closed
+        | FailureCode::Protocol
+        | FailureCode::Internal => false,
+    }
+}
+
+fn send_trace(request_id: RequestId, running: &mut dyn Running, sink: &mut dyn WaveSink) {
+    for tensor in running.take_trace() {
+        sink.tensor(request_id, tensor);
+    }
+}
+
+fn ms_since(instant: Instant) -> f64 {
+    instant.elapsed().as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use denoised_types::{GenerateRequest, Image, ModelInfo, NamedTensor, Resolved};
+    use std::any::Any;
+
+    /// A pipeline without a model. The prompt says what happens: `key=K` sets the batch key, `begin=CODE`, `step=CODE` and
+    /// `decode=CODE` fail there, `device=CODE` fails the whole second step.
+    #[derive(Debug)]
+    struct FakePipeline(ModelInfo);
+
+    #[derive(Debug)]
+    struct FakeRunning {
+        prompt: String,
+        resolved: Resolved,
+        step_idx: u32,
+        trace: Vec<NamedTensor>,
+    }
+
+    impl Running for FakeRunning {
+        fn as_any_mut(&mut self) -> &mut dyn Any {
+            self
+        }
+        fn resolved(&self) -> &Resolved {
+            &self.resolved
+        }
+        fn step_idx(&self) -> u32 {
+            self.step_idx
+        }
+        fn n_steps(&self) -> u32 {
+            self.resolved.n_steps
+        }
+        fn batch_key(&self) -> u64 {
+            if self.prompt.contains("key=2") { 2 } else { 1 }
+        }
+        fn take_trace(&mut self) -> Vec<NamedTensor> {
+            std::mem::take(&mut self.trace)
+        }
+    }
+
+    fn failure_in(prompt: &str, place: &str) -> Result<(), Failure> {
+        let code = match prompt.split(' ').find_map(|word| word.strip_prefix(place)?.strip_prefix('=')) {
+            None => return Ok(()),
+            Some("non_finite") => FailureCode::NonFinite,
+            Some("invalid_request") => FailureCode::InvalidRequest,
+            Some("out_of_memory") => FailureCode::OutOfMemory,
+            Some(_) => FailureCode::WorkerFailed,
+        };
+        Err(Failure::new(code, format!("{place} failed")))
+    }
+
+    fn fake(running: &mut dyn Running) -> &mut FakeRunning {
+        running.as_any_mut().downcast_mut().expect("made by the fake pipeline")
+    }
+
+    impl Pipeline for FakePipeline {
+        fn info(&self) -> &ModelInfo {
+            &self.0
+        }
+        fn resolve(&self, request: &GenerateRequest) -> Result<Resolved, Failure> {
+            Ok(Resolved {
+                width: 8,
+                height: 8,
+                n_steps: request.n_steps.unwrap_or(2),
+                guidance: 1.0,
+                seed: request.seed,
+                sampler: "fake".to_owned(),
+                warnings: Vec::new(),
+            })
+        }
+        fn begin(&self, request: &GenerateRequest) -> Result<Box<dyn Running>, Failure> {
+            failure_in(&request.prompt, "begin")?;
+            Ok(Box::new(FakeRunning {
+                prompt: request.prompt.clone(),
+                resolved: self.resolve(request)?,
+                step_idx: 0,
+                trace: vec![NamedTensor::from_f32("latents.init", &[1], &[0.0])],
+            }))
+        }
+        fn step(&self, members: &mut [&mut dyn Running]) -> Result<Vec<Result<(), Failure>>, Failure> {
+            let key = members[0].batch_key();
+            let mut outcomes = Vec::new();
+            for member in members {
+                assert_eq!(member.batch_key(), key, "members of a step share a key");
+                let running = fake(*member);
+                if running.step_idx == 1 {
+                    failure_in(&running.prompt, "device")?;
+                }
+                outcomes.push(failure_in(&running.prompt, "step"));
+                running.step_idx += 1;
+                let name = format!("latents.step_{}", running.step_idx - 1);
+                running.trace.push(NamedTensor::from_f32(name, &[1], &[0.0]));
+            }
+            Ok(outcomes)
+        }
+        fn decode(&self, running: &mut dyn Running) -> Result<Image, Failure> {
+            let running = fake(running);
+            failure_in(&running.prompt, "decode")?;
+            running.trace.push(NamedTensor::from_f32("image", &[1], &[0.0]));
+            Ok(Image {
+                width: 8,
+                height: 8,
+                rgb: vec![0; 192],
+            })
+        }
+    }
+
+    /// Writes down what it is told, and stops `cancel.0` once it has done `cancel.1` steps.
+    #[derive(Default)]
+    struct Log {
+        lines: Vec<String>,
+        cancel: Option<(u64, u32)>,
+        n_done: std::collections::BTreeMap<u64, u32>,
+    }
+
+    impl WaveSink for Log {
+        fn started(&mut self, request_id: RequestId) {
+            self.lines.push(format!("{request_id} started"));
+        }
+        fn step(&mut self, request_id: RequestId, n_done: u32, n_steps: u32) {
+            self.n_done.insert(request_id.0, n_done);
+            self.lines.push(format!("{request_id} step {n_done}/{n_steps}"));
+        }
+        fn tensor(&mut self, request_id: RequestId, tensor: NamedTensor) {
+            self.lines.push(format!("{request_id} tensor {}", tensor.name));
+        }
+        fn done(&mut self, request_id: RequestId, outcome: Result<Generated, Failure>) {
+            let outcome = match outcome {
+                Ok(generated) => format!("seed {}", generated.resolved.seed),
+                Err(failure) => format!("{}, {}", failure.code.as_str(), failure.phase.unwrap_or_default()),
+            };
+            self.lines.push(format!("{request_id} done: {outcome}"));
+        }
+        fn stop_reason(&self, request_id: RequestId, _deadline_ns: u64) -> Option<Failure> {
+            let (id, after) = self.cancel?;
+            let n_done = self.n_done.get(&request_id.0).copied().unwrap_or(0);
+            (id == request_id.0 && n_done >= after).then(|| Failure::new(FailureCode::Cancelled, "cancelled"))
+        }
+    }
+
+    fn run(members: &[(u64, &str, u32)], cancel: Option<(u64, u32)>) -> (Vec<String>, Result<(), Failure>) {
+        let info = ModelInfo {
+            family: "fake".to_owned(),
+            grid_px: 8,
+            default_size: (8, 8),
+            max_side_px: 8,
+            default_n_steps: 2,
+            default_guidance: 1.0,
+            samplers: vec!["fake".to_owned()],
+            checkpoint_bytes: 0,
+        };
+        let members = members.iter().map(|&(id, prompt, n_steps)| WaveMember {
+            request_id: RequestId(id),
+            request: GenerateRequest {
+                seed: id,
+                n_steps: Some(n_steps),
+                ..GenerateRequest::new(prompt)
+            },
+            deadline_ns: 0,
+        });
+        let mut log = Log {
+            cancel,
+            ..Log::default()
+        };
+        let result = PipelineProgram::new(Box::new(FakePipeline(info))).run_wave(members.collect(), &mut log);
+        (log.lines, result)
+    }
+
+    fn of<'a>(lines: &'a [String], id: &str) -> Vec<&'a str> {
+        let prefix = format!("{id} ");
+        lines.iter().filter_map(|line| line.strip_prefix(&prefix)).collect()
+    }
+
+    #[test]
+    fn a_generation_is_reported_as_it_goes() {
+        let (lines, result) = run(&[(1, "", 2)], None);
+        assert_eq!(result, Ok(()));
+        assert_eq!(
+            of(&lines, "1"),
+            [
+                "started",
+                "tensor latents.init",
+                "tensor latents.step_0",
+                "step 1/2",
+                "tensor latents.step_1",
+                "step 2/2",
+                "tensor image",
+                "done: seed 1",
+            ]
+        );
+    }
+
+    #[test]
+    fn members_of_different_shapes_and_lengths_all_end() {
+        let (lines, result) = run(&[(1, "", 1), (2, "key=2", 3), (3, "", 4)], None);
+        assert_eq!(result, Ok(()));
+        for id in ["1", "2", "3"] {
+            assert_eq!(of(&lines, id).last().unwrap(), &format!("done: seed {id}"));
+        }
+        // Members of one key go step by step together, so the shorter one ends first.
+        let end_of = |id: &str| lines.iter().position(|line| line.starts_with(&format!("{id} done"))).unwrap();
+        assert!(end_of("1") < lines.iter().position(|line| line == "3 step 2/4").unwrap());
+    }
+
+    #[test]
+    fn a_cancelled_member_stops_at_the_next_step_and_the_other_goes_on() {
+        let (lines, result) = run(&[(1, "", 5), (2, "", 5)], Some((1, 2)));
+        assert_eq!(result, Ok(()));
+        let first = of(&lines, "1");
+        assert_eq!(first.last().unwrap(), &"done: cancelled, step 3 of 5");
+        assert!(first.contains(&"step 2/5") && !first.contains(&"step 3/5"));
+        assert_eq!(of(&lines, "2").last().unwrap(), &"done: seed 2");
+    }
+
+    #[test]
+    fn a_request_cancelled_before_its_start_is_not_computed() {
+        let (lines, _) = run(&[(1, "", 5)], Some((1, 0)));
+        assert_eq!(of(&lines, "1"), ["started", "done: cancelled, "]);
+    }
+
+    #[test]
+    fn a_members_own_failure_is_its_own() {
+        for (place, phase) in [
+            ("begin=invalid_request", "invalid_request, prompt encoding"),
+            ("step=non_finite", "non_finite, step 1 of 2"),
+            ("decode=non_finite", "non_finite, decoding"),
+        ] {
+            let (lines, result) = run(&[(1, place, 2), (2, "", 2)], None);
+            assert_eq!(result, Ok(()), "{place}");
+            assert_eq!(lines.iter().filter(|line| line.starts_with("1 done")).count(), 1);
+            let end = *of(&lines, "1").last().unwrap();
+            assert_eq!(end, format!("done: {phase}"));
+            assert_eq!(of(&lines, "2").last().unwrap(), &"done: seed 2");
+        }
+    }
+
+    #[test]
+    fn a_step_without_memory_ends_its_members_and_not_the_rank() {
+        let (lines, result) = run(&[(1, "device=out_of_memory", 3), (2, "", 3), (3, "key=2", 3)], None);
+        assert_eq!(result, Ok(()));
+        assert_eq!(of(&lines, "1").last().unwrap(), &"done: out_of_memory, step 2 of 3");
+        assert_eq!(of(&lines, "2").last().unwrap(), &"done: out_of_memory, step 2 of 3");
+        assert_eq!(of(&lines, "3").last().unwrap(), &"done: seed 3");
+    }
+
+    #[test]
+    fn a_device_failure_ends_the_rank() {
+        let (lines, result) = run(&[(1, "device=worker_failed", 3), (2, "", 3)], None);
+        assert_eq!(result.unwrap_err().code, FailureCode::WorkerFailed);
+        // The caller fails both members, with this cause.
+        assert!(!lines.iter().any(|line| line.contains("done")));
+    }
+}
