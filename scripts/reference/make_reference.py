@@ -221,15 +221,16 @@ def qwen_tokenizer(max_length):
 
 
 def clip_text(config, vocab_size, tokenizer, projection):
-    """A CLIP text encoder, with or without the final projection."""
-    text_config = transformers.CLIPTextConfig(
+    """A CLIP text encoder, with or without the final projection. The config may override what
+    follows from the tokenizer, as real checkpoints do (their eos_token_id is 2)."""
+    defaults = dict(
         vocab_size=vocab_size,
         max_position_embeddings=tokenizer.model_max_length,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        **config,
     )
+    text_config = transformers.CLIPTextConfig(**{**defaults, **config})
     if projection:
         return transformers.CLIPTextModelWithProjection(text_config)
     return transformers.CLIPTextModel(text_config)
