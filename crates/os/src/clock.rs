@@ -25,8 +25,7 @@ impl Deadline {
 
     /// The moment `wait` from now.
     pub fn after(wait: Duration) -> Self {
-        let wait_ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
-        Self(now_ns().saturating_add(wait_ns))
+        Self(now_ns()).plus(wait)
     }
 
     /// The moment `wait_ms` milliseconds from now.
@@ -52,6 +51,11 @@ impl Deadline {
     /// Whether the moment lies in the past.
     pub fn has_passed(self) -> bool {
         now_ns() >= self.0
+    }
+
+    /// The moment `wait` later.
+    pub fn plus(self, wait: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX)))
     }
 
     /// The nearer of two deadlines.
