@@ -19,6 +19,8 @@ use std::{
 const SHARD_LIMIT: usize = 1024;
 /// Most entries of a folder that are looked at to say what is there.
 const LISTED_ENTRIES: usize = 1000;
+/// How many tensors of another shape a message shows.
+const SHOWN_MISFITS: usize = 4;
 /// Precisions that are taken when the plain files are missing, in this order.
 const VARIANTS: [&str; 2] = ["fp16", "bf16"];
 /// Extensions of pickle files.
@@ -222,16 +224,16 @@ impl Weights {
                         missing.insert(name.as_str());
                     }
                     Some(info) if !matches!(info.dtype, FileDType::Float(_)) => {
-                        misfits.push(format!("{name} has dtype {}, which is no float", info.dtype));
+                        misfits.push(format!("`{name}` has dtype {}, which is no float", info.dtype));
                     }
                     Some(info) => shapes.push(info.shape.as_slice()),
                 }
             }
             if shapes.len() == spec.sources.len() && !fits(spec, &shapes) {
                 let found: Vec<String> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
-                let sources = spec.sources.join(" + ");
+                let sources = spec.sources.join("` + `");
                 misfits.push(format!(
-                    "{sources} has shape {}, the model needs {:?}",
+                    "`{sources}` has shape {}, the model needs {:?}",
                     found.join(" + "),
                     spec.shape
                 ));
@@ -246,17 +248,25 @@ impl Weights {
         unused.retain(|name| !may_be_unused.iter().any(|pattern| matches(pattern, name)));
 
         let mut problems = Vec::new();
-        let mut report = |what: &str, names: NameList| {
-            if !names.0.is_empty() {
-                problems.push(format!("{} {what}: {names}", names.0.len()));
-            }
-        };
-        report("tensors are missing", missing.into_iter().collect());
-        report("do not fit", misfits.into_iter().collect());
-        report(
-            "tensors belong to nothing in the model",
-            unused.into_iter().collect(),
-        );
+        let missing: NameList = missing.into_iter().collect();
+        if !missing.0.is_empty() {
+            problems.push(format!("missing ({}): {missing}", missing.0.len()));
+        }
+        if !misfits.is_empty() {
+            let first = misfits
+                .iter()
+                .take(SHOWN_MISFITS)
+                .map(String::as_str)
+                .collect::<Vec<_>>();
+            problems.push(format!("not fitting ({}): {}", misfits.len(), first.join(", ")));
+        }
+        let unused: NameList = unused.into_iter().collect();
+        if !unused.0.is_empty() {
+            problems.push(format!(
+                "in the files but not in the model ({}): {unused}",
+                unused.0.len()
+            ));
+        }
         if problems.is_empty() {
             return Ok(());
         }
@@ -413,17 +423,17 @@ fn open_shards(folder: &Path, index: &Path) -> Result<Vec<SafeTensors>, Checkpoi
         let present: BTreeSet<&str> = tensors.tensors().keys().map(String::as_str).collect();
         let lacking: NameList = names.difference(&present).copied().collect();
         if !lacking.0.is_empty() {
+            let n = lacking.0.len();
             return Err(wrong(format!(
-                "`{}` lacks {} of its tensors: {lacking}",
-                shown(file),
-                lacking.0.len()
+                "tensors missing in `{}` ({n}): {lacking}",
+                shown(file)
             )));
         }
         let unlisted: NameList = present.difference(&names).copied().collect();
         if !unlisted.0.is_empty() {
             let n = unlisted.0.len();
             return Err(wrong(format!(
-                "`{}` has {n} tensors that the index does not place there: {unlisted}",
+                "tensors in `{}` that the index does not place there ({n}): {unlisted}",
                 shown(file)
             )));
         }
