@@ -165,16 +165,12 @@ impl Reader {
         if let Some(damage) = &self.damage {
             return Err(damage.clone());
         }
+        if self.is_evicted() {
+            return Err(RingError::Evicted);
+        }
         let published = self.tail.wrapping_sub(self.position);
         if published > self.region.capacity_bytes() || !published.is_multiple_of(RECORD_ALIGN as u64) {
             return Err(self.damaged("the tail is out of reach"));
-        }
-        if self.region.control().readers.0[self.reader_idx]
-            .state
-            .load(Ordering::Relaxed)
-            != READING
-        {
-            return Err(RingError::Evicted);
         }
         let Some(header) = Header::from_words(self.region.read_words(self.position)) else {
             return Err(self.damaged("the header does not match its check"));
@@ -204,6 +200,10 @@ impl Reader {
 
     #[cold]
     fn damaged(&mut self, what: &'static str) -> RingError {
+        if self.is_evicted() {
+            // The writer no longer waits for this reader and may have written over the record.
+            return RingError::Evicted;
+        }
         let damage = RingError::Corrupt {
             position: self.position,
             what,
@@ -212,11 +212,19 @@ impl Reader {
         damage
     }
 
+    #[inline]
+    fn is_evicted(&self) -> bool {
+        self.region.control().readers.0[self.reader_idx]
+            .state
+            .load(Ordering::Acquire)
+            != READING
+    }
+
     /// Why no record may ever come, if so.
     #[inline]
     fn look_at_the_end(&mut self) -> Option<Result<Found, RingError>> {
         let control = self.region.control();
-        if control.readers.0[self.reader_idx].state.load(Ordering::Acquire) != READING {
+        if self.is_evicted() {
             return Some(Err(RingError::Evicted));
         }
         if control.tail.closed.load(Ordering::Acquire) != 0 {
