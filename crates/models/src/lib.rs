@@ -5,7 +5,18 @@
 
 mod pipeline;
 
+mod diffusion;
+mod trace;
+
+mod families;
+
+mod conditioning;
+mod denoiser;
+mod text;
+mod vae;
+
 mod error;
 
 pub use error::{ModelError, tensor_failure};
-pub use pipeline::{Model, ModelInfo, Pipeline, Running};
+pub use families::open;
+pub use pipeline::{Model, Pipeline, Running};

@@ -22,7 +22,11 @@ pub trait Model: fmt::Debug {
     ///
     /// # Errors
     /// [`ModelError`] if `prepared` does not match [`Model::weight_specs`].
-    fn load(self: Box<Self>, backend: Rc<dyn Backend>, prepared: Prepared) -> Result<Box<dyn Pipeline>, ModelError>;
+    fn load(
+        self: Box<Self>,
+        backend: Rc<dyn Backend>,
+        prepared: Prepared,
+    ) -> Result<Box<dyn Pipeline>, ModelError>;
 }
 
 /// A loaded model. All calls come from one thread.

@@ -1,4 +1,4 @@
-//! Collects the weights that layers ask for, and tells which tensors of a checkpoint nobody asked for.
+//! Collects the weights that layers ask for.
 
 use denoised_tensor::{WeightKind, WeightSpec};
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ impl Declare {
         }
     }
 
-    /// The place called `prefix`, e.g. `transformer`.
+    /// The place whose names begin with `prefix` as it stands, e.g. `transformer/`.
     pub fn at(&mut self, prefix: &str) -> Scope<'_> {
         Scope {
             prefix: prefix.to_owned(),
@@ -37,16 +37,9 @@ impl Declare {
         }
     }
 
-    /// All specs in order of declaration, and the stored names that no spec reads.
-    pub fn finish(self) -> (Vec<WeightSpec>, Vec<String>) {
-        let used: BTreeSet<&String> = self.specs.iter().flat_map(|spec| &spec.sources).collect();
-        let unused = self
-            .stored
-            .iter()
-            .filter(|name| !used.contains(name))
-            .cloned()
-            .collect();
-        (self.specs, unused)
+    /// All specs in order of declaration.
+    pub fn finish(self) -> Vec<WeightSpec> {
+        self.specs
     }
 }
 
@@ -61,14 +54,14 @@ impl Scope<'_> {
     /// The place `name` below this one.
     pub fn at(&mut self, name: impl std::fmt::Display) -> Scope<'_> {
         Scope {
-            prefix: self.full_name(name),
+            prefix: format!("{}{name}.", self.prefix),
             declare: self.declare,
         }
     }
 
     /// The full name of `name` below this place.
     pub fn full_name(&self, name: impl std::fmt::Display) -> String {
-        format!("{}.{name}", self.prefix)
+        format!("{}{name}", self.prefix)
     }
 
     /// Whether the checkpoint holds the tensor `name`.
@@ -120,24 +113,19 @@ mod tests {
     use crate::Linear;
 
     #[test]
-    fn what_nobody_declares_is_named() {
-        let stored = [
-            "a.to_q.weight",
-            "a.to_k.weight",
-            "a.to_q.bias",
-            "a.to_k.bias",
-            "a.extra",
-            "b.weight",
-        ];
+    fn names_are_joined_and_fused() {
+        let stored = ["a/attn.to_q.weight", "a/attn.extra"];
         let mut declare = Declare::new(stored.map(str::to_owned));
-        let mut scope = declare.at("a");
+        let mut root = declare.at("a/");
+        let mut scope = root.at("attn");
         assert!(scope.is_stored("extra") && !scope.is_stored("to_v.weight"));
         Linear::fused(&mut scope, &["to_q", "to_k"], 3, 10, true);
-        let (specs, unused) = declare.finish();
-        assert_eq!(specs.len(), 2);
-        assert_eq!(specs[0].sources, ["a.to_q.weight", "a.to_k.weight"]);
+        Linear::without_bias(&mut root.at("out.0"), 5, 7);
+        let specs = declare.finish();
+        assert_eq!(specs.len(), 3);
+        assert_eq!(specs[0].sources, ["a/attn.to_q.weight", "a/attn.to_k.weight"]);
         assert_eq!(specs[0].shape, [10, 3]);
-        assert_eq!(specs[1].sources, ["a.to_q.bias", "a.to_k.bias"]);
-        assert_eq!(unused, ["a.extra", "b.weight"]);
+        assert_eq!(specs[1].sources, ["a/attn.to_q.bias", "a/attn.to_k.bias"]);
+        assert_eq!(specs[2].sources, ["a/out.0.weight"]);
     }
 }

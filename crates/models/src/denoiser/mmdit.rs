@@ -1,0 +1,483 @@
+//! diffusers' `SD3Transformer2DModel`: picture and text tokens attend jointly, each with weights of its own (Esser et al. 2024,
+//! "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis").
+//!
+//! Keys and values of both kinds of token are written side by side into one buffer by the projections themselves. What the last block
+//! would compute of the text is left out, since nothing reads it; its query weights are not loaded.
+
+use super::Denoiser;
+use crate::{ModelError, conditioning::Conditioning, families::within};
+use denoised_checkpoint::Config;
+use denoised_nn::{
+    After, Attend, Conv2d, Ctx, Embedding, FeedForward, Linear, Result, RmsNorm, Scope, TimestepEmbedding,
+    TwoLayer, attend, split,
+};
+use denoised_tensor::{Activation, DType, Modulation, PatchOrder, Tensor, TimestepSpec};
+
+const EPS: f32 = 1e-6;
+const N_SINUSOIDS: usize = 256;
+const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
+    flip_sin_to_cos: true,
+    downscale_freq_shift: 0.0,
+    scale: 1.0,
+    max_period: 10_000.0,
+};
+
+/// Widths and switches, as `config.json` says.
+#[derive(Clone, Debug)]
+pub(crate) struct MmditConfig {
+    pub(crate) sample_size: usize,
+    pub(crate) patch: usize,
+    pub(crate) c_in: usize,
+    pub(crate) c_out: usize,
+    pub(crate) n_layers: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) n_heads: usize,
+    pub(crate) n_joint: usize,
+    pub(crate) n_pooled: usize,
+    /// Side of the position table in patches.
+    pub(crate) max_patches: usize,
+    dual_layers: Vec<usize>,
+    has_qk_norm: bool,
+}
+
+impl MmditConfig {
+    /// Reads the configuration; missing keys have diffusers' defaults.
+    ///
+    /// # Errors
+    /// A value that is not carried out here, or a key that is unknown.
+    pub(crate) fn read(config: &Config) -> Result<Self, ModelError> {
+        let c_in = config.usize_or("in_channels", 16)?;
+        let read = Self {
+            sample_size: config.usize_or("sample_size", 128)?,
+            patch: config.usize_or("patch_size", 2)?,
+            c_in,
+            c_out: match config.has("out_channels") {
+                true => config.opt_usize("out_channels")?.unwrap_or(c_in),
+                false => 16,
+            },
+            n_layers: config.usize_or("num_layers", 18)?,
+            head_dim: config.usize_or("attention_head_dim", 64)?,
+            n_heads: config.usize_or("num_attention_heads", 18)?,
+            n_joint: config.usize_or("joint_attention_dim", 4096)?,
+            n_pooled: config.usize_or("pooled_projection_dim", 2048)?,
+            max_patches: config.usize_or("pos_embed_max_size", 96)?,
+            dual_layers: config.usizes("dual_attention_layers")?.unwrap_or_default(),
+            has_qk_norm: match config.opt_str("qk_norm")? {
+                None => false,
+                Some("rms_norm") => true,
+                Some(_) => return Err(config.wrong("qk_norm", "rms_norm or null").into()),
+            },
+        };
+        within(config, "patch_size", read.patch, 1..=64)?;
+        within(config, "sample_size", read.sample_size, read.patch..=1 << 14)?;
+        within(config, "in_channels", read.c_in, 1..=1 << 12)?;
+        within(config, "num_layers", read.n_layers, 1..=512)?;
+        within(config, "attention_head_dim", read.head_dim, 1..=1 << 10)?;
+        within(config, "num_attention_heads", read.n_heads, 1..=1 << 10)?;
+        within(config, "joint_attention_dim", read.n_joint, 1..=1 << 16)?;
+        within(config, "pooled_projection_dim", read.n_pooled, 1..=1 << 16)?;
+        within(config, "pos_embed_max_size", read.max_patches, 1..=1 << 12)?;
+        if read.c_out != read.c_in {
+            return Err(config.wrong("out_channels", "equal to in_channels").into());
+        }
+        let n = read.n_channels();
+        if config.usize_or("caption_projection_dim", 1152)? != n {
+            let expected = format!("num_attention_heads * attention_head_dim = {n}");
+            return Err(config.wrong("caption_projection_dim", &expected).into());
+        }
+        if !n.is_multiple_of(4) {
+            return Err(config
+                .wrong("attention_head_dim", "a multiple of 4 over all heads")
+                .into());
+        }
+        config.deny_unread(&[])?;
+        Ok(read)
+    }
+
+    fn n_channels(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+}
+
+/// The network.
+#[derive(Debug)]
+pub(crate) struct Mmdit {
+    patches: Conv2d,
+    positions: Positions,
+    time: TimestepEmbedding,
+    pooled: TwoLayer,
+    context: Linear,
+    blocks: Vec<Block>,
+    norm_out: Linear,
+    proj_out: Linear,
+    config: MmditConfig,
+}
+
+/// The table of positions, `max_patches` squared rows.
+#[derive(Debug)]
+enum Positions {
+    Stored(Embedding),
+    /// For files that leave it out.
+    Computed(Vec<f32>),
+}
+
+impl Mmdit {
+    pub(crate) fn new(root: &mut Scope<'_>, config: MmditConfig) -> Self {
+        let n = config.n_channels();
+        let mut embed = root.at("pos_embed");
+        let patches = Conv2d::patches(&mut embed.at("proj"), config.c_in, n, config.patch);
+        let positions = if embed.is_stored("pos_embed") {
+            let n_rows = config.max_patches * config.max_patches;
+            Positions::Stored(Embedding::named(&mut embed, "pos_embed", n_rows, n))
+        } else {
+            Positions::Computed(position_table(
+                n,
+                config.max_patches,
+                config.sample_size / config.patch,
+            ))
+        };
+        let mut embed = root.at("time_text_embed");
+        let time = TimestepEmbedding::new(&mut embed.at("timestep_embedder"), TIMESTEP_SPEC, N_SINUSOIDS, n);
+        let pooled = TwoLayer::new(
+            &mut embed.at("text_embedder"),
+            config.n_pooled,
+            n,
+            Activation::Silu,
+        );
+        let context = Linear::new(&mut root.at("context_embedder"), config.n_joint, n);
+        let blocks = (0..config.n_layers)
+            .map(|layer_idx| {
+                let mut scope = root.at(format_args!("transformer_blocks.{layer_idx}"));
+                let is_dual = config.dual_layers.contains(&layer_idx);
+                let is_last = layer_idx + 1 == config.n_layers;
+                Block::new(&mut scope, &config, is_dual, is_last)
+            })
+            .collect();
+        let n_patch = config.patch * config.patch * config.c_out;
+        Self {
+            patches,
+            positions,
+            time,
+            pooled,
+            context,
+            blocks,
+            norm_out: Linear::new(&mut root.at("norm_out.linear"), n, 2 * n),
+            proj_out: Linear::new(&mut root.at("proj_out"), n, n_patch),
+            config,
+        }
+    }
+
+    /// Names below the root that may be in the files though nothing reads them.
+    pub(crate) fn unread_names(config: &MmditConfig) -> Vec<String> {
+        let last = config.n_layers - 1;
+        ["add_q_proj.weight", "add_q_proj.bias", "norm_added_q.weight"]
+            .map(|name| format!("transformer_blocks.{last}.attn.{name}"))
+            .to_vec()
+    }
+
+    /// The middle of the table, `[1, h, w, n]`.
+    fn cropped_positions(&self, ctx: &Ctx<'_>, h: usize, w: usize) -> Result<Tensor> {
+        let side = self.config.max_patches;
+        let dims = [1, side, side, self.config.n_channels()];
+        let table = match &self.positions {
+            Positions::Stored(table) => table.table(ctx)?.reshape(&dims)?,
+            Positions::Computed(values) => ctx.upload_f32(values, &dims)?,
+        };
+        let start = |len: usize| side.saturating_sub(len) / 2;
+        table.narrow(1, start(h), h)?.narrow(2, start(w), w)
+    }
+}
+
+impl Denoiser for Mmdit {
+    fn forward(
+        &self,
+        ctx: &Ctx<'_>,
+        latents: &Tensor,
+        timesteps: &Tensor,
+        conditioning: &Conditioning,
+    ) -> Result<Tensor> {
+        let x = self.patches.forward(ctx, latents, After::default())?;
+        let (h, w) = (x.dim(1), x.dim(2));
+        ctx.backend.add(&x, &self.cropped_positions(ctx, h, w)?, &x)?;
+        let x = x.reshape(&[x.dim(0), h * w, x.dim(3)])?;
+
+        let time = self.time.forward(ctx, timesteps)?;
+        let vector = self
+            .pooled
+            .forward(ctx, &conditioning.pooled, After::residual(&time))?;
+        ctx.backend.activation(&vector, Activation::Silu, &vector)?;
+        let text = self
+            .context
+            .forward(ctx, &conditioning.tokens, After::default())?;
+
+        let bias = repeat_bias(ctx, x.dim(1) + text.dim(1), conditioning.n_last_repeats)?;
+        for block in &self.blocks {
+            block.forward(ctx, &x, &text, &vector, bias.as_ref())?;
+        }
+
+        let [scale, shift] = split(&self.norm_out.forward(ctx, &vector, After::default())?)?;
+        let x = modulated_norm(ctx, &x, &shift, &scale)?;
+        let x = self.proj_out.forward(ctx, &x, After::default())?;
+        let out = ctx.alloc(latents.dims())?;
+        ctx.backend
+            .unpatchify(&x, self.config.patch, PatchOrder::SpatialFirst, &out)?;
+        Ok(out)
+    }
+}
+
+/// One joint block.
+#[derive(Debug)]
+struct Block {
+    modulation: Linear,
+    context_modulation: Linear,
+    qkv: Linear,
+    norm_qk: Option<[RmsNorm; 2]>,
+    /// Query, key and value of the text; only key and value in the last block.
+    context_qkv: Linear,
+    norm_context_q: Option<RmsNorm>,
+    norm_context_k: Option<RmsNorm>,
+    out: Linear,
+    dual: Option<SelfAttention>,
+    feed_forward: FeedForward,
+    /// What the text goes through after the attention; nothing in the last block.
+    context: Option<ContextTail>,
+    n_heads: usize,
+}
+
+#[derive(Debug)]
+struct ContextTail {
+    out: Linear,
+    feed_forward: FeedForward,
+}
+
+/// Attention of the picture's tokens among themselves (`attn2`).
+#[derive(Debug)]
+struct SelfAttention {
+    qkv: Linear,
+    norm_qk: Option<[RmsNorm; 2]>,
+    out: Linear,
+}
+
+impl Block {
+    fn new(scope: &mut Scope<'_>, config: &MmditConfig, is_dual: bool, is_last: bool) -> Self {
+        let n = config.n_channels();
+        let norm = |scope: &mut Scope<'_>, name: &str| {
+            config
+                .has_qk_norm
+                .then(|| RmsNorm::new(&mut scope.at(name), config.head_dim, EPS))
+        };
+        let norms = |scope: &mut Scope<'_>| {
+            config.has_qk_norm.then(|| {
+                ["norm_q", "norm_k"].map(|name| RmsNorm::new(&mut scope.at(name), config.head_dim, EPS))
+            })
+        };
+        let modulation = Linear::new(
+            &mut scope.at("norm1.linear"),
+            n,
+            if is_dual { 9 * n } else { 6 * n },
+        );
+        let n_context = if is_last { 2 * n } else { 6 * n };
+        let context_modulation = Linear::new(&mut scope.at("norm1_context.linear"), n, n_context);
+        let mut attention = scope.at("attn");
+        let qkv = Linear::fused(&mut attention, &["to_q", "to_k", "to_v"], n, 3 * n, true);
+        let norm_qk = norms(&mut attention);
+        let names = ["add_q_proj", "add_k_proj", "add_v_proj"];
+        let names = if is_last { &names[1..] } else { &names[..] };
+        let context_qkv = Linear::fused(&mut attention, names, n, names.len() * n, true);
+        let norm_context_q = if is_last {
+            None
+        } else {
+            norm(&mut attention, "norm_added_q")
+        };
+        let norm_context_k = norm(&mut attention, "norm_added_k");
+        let out = Linear::new(&mut attention.at("to_out.0"), n, n);
+        let context_out = (!is_last).then(|| Linear::new(&mut attention.at("to_add_out"), n, n));
+        let dual = is_dual.then(|| {
+            let mut attention = scope.at("attn2");
+            SelfAttention {
+                qkv: Linear::fused(&mut attention, &["to_q", "to_k", "to_v"], n, 3 * n, true),
+                norm_qk: norms(&mut attention),
+                out: Linear::new(&mut attention.at("to_out.0"), n, n),
+            }
+        });
+        let feed_forward = |scope: &mut Scope<'_>, name: &str| {
+            FeedForward::new(&mut scope.at(name), n, 4 * n, Activation::GeluTanh)
+        };
+        Self {
+            modulation,
+            context_modulation,
+            qkv,
+            norm_qk,
+            context_qkv,
+            norm_context_q,
+            norm_context_k,
+            out,
+            dual,
+            feed_forward: feed_forward(scope, "ff"),
+            context: context_out.map(|out| ContextTail {
+                out,
+                feed_forward: feed_forward(scope, "ff_context"),
+            }),
+            n_heads: config.n_heads,
+        }
+    }
+
+    /// Updates `x` `[batch, n_picture, n]` and `text` `[batch, n_text, n]` in place; `vector` `[batch, n]` went through SiLU.
+    fn forward(
+        &self,
+        ctx: &Ctx<'_>,
+        x: &Tensor,
+        text: &Tensor,
+        vector: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<()> {
+        let modulation = self.modulation.forward(ctx, vector, After::default())?;
+        let part = |idx: usize| modulation.narrow(1, idx * x.dim(2), x.dim(2));
+        let (shift, scale, gate) = (part(0)?, part(1)?, part(2)?);
+        let (shift_ff, scale_ff, gate_ff) = (part(3)?, part(4)?, part(5)?);
+        let context_modulation = self.context_modulation.forward(ctx, vector, After::default())?;
+        let context_part = |idx: usize| context_modulation.narrow(1, idx * x.dim(2), x.dim(2));
+        let (context_shift, context_scale) = match &self.context {
+            Some(_) => (context_part(0)?, context_part(1)?),
+            // Without a tail the modulation is that of an output norm, scale first.
+            None => (context_part(1)?, context_part(0)?),
+        };
+
+        let h = modulated_norm(ctx, x, &shift, &scale)?;
+        let h_text = modulated_norm(ctx, text, &context_shift, &context_scale)?;
+        let dual = match &self.dual {
+            None => None,
+            Some(dual) => {
+                let h = modulated_norm(ctx, x, &part(6)?, &part(7)?)?;
+                Some((dual, dual.attend(ctx, &h, self.n_heads)?, part(8)?))
+            }
+        };
+        let (from_x, from_text) = self.joint_attention(ctx, &h, &h_text, bias)?;
+
+        self.out.forward_into(ctx, &from_x, After::gated(&gate, x), x)?;
+        if let Some((dual, from_x, gate)) = dual {
+            dual.out.forward_into(ctx, &from_x, After::gated(&gate, x), x)?;
+        }
+        let h = modulated_norm(ctx, x, &shift_ff, &scale_ff)?;
+        self.feed_forward
+            .forward_into(ctx, &h, After::gated(&gate_ff, x), x)?;
+
+        if let (Some(tail), Some(from_text)) = (&self.context, from_text) {
+            let gate = context_part(2)?;
+            tail.out
+                .forward_into(ctx, &from_text, After::gated(&gate, text), text)?;
+            let h = modulated_norm(ctx, text, &context_part(3)?, &context_part(4)?)?;
+            let gate = context_part(5)?;
+            tail.feed_forward
+                .forward_into(ctx, &h, After::gated(&gate, text), text)?;
+        }
+        Ok(())
+    }
+
+    /// Queries of the picture (and of the text, unless this is the last block) over the keys of both, picture first.
+    fn joint_attention(
+        &self,
+        ctx: &Ctx<'_>,
+        h: &Tensor,
+        h_text: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (n_picture, n_text, n) = (h.dim(1), h_text.dim(1), h.dim(2));
+        let joint = ctx.alloc(&[h.dim(0), n_picture + n_text, 3 * n])?;
+        let picture = joint.narrow(1, 0, n_picture)?;
+        self.qkv.forward_into(ctx, h, After::default(), &picture)?;
+        let text = joint.narrow(1, n_picture, n_text)?;
+        let [text_q, text_k, _] = split(&text)?;
+        let n_context = self.context_qkv.n_out();
+        let text_out = text.narrow(2, 3 * n - n_context, n_context)?;
+        self.context_qkv
+            .forward_into(ctx, h_text, After::default(), &text_out)?;
+        apply_norms(ctx, self.norm_qk.as_ref(), &picture)?;
+        if let Some(norm) = &self.norm_context_q {
+            norm.apply(ctx, &text_q)?;
+        }
+        if let Some(norm) = &self.norm_context_k {
+            norm.apply(ctx, &text_k)?;
+        }
+        let [q, k, v] = split(&joint)?;
+        let how = Attend {
+            n_heads: self.n_heads,
+            is_causal: false,
+            bias,
+        };
+        if self.context.is_none() {
+            let q = q.narrow(1, 0, n_picture)?;
+            return Ok((attend(ctx, &q, &k, &v, how)?, None));
+        }
+        let out = attend(ctx, &q, &k, &v, how)?;
+        Ok((
+            out.narrow(1, 0, n_picture)?,
+            Some(out.narrow(1, n_picture, n_text)?),
+        ))
+    }
+}
+
+impl SelfAttention {
+    fn attend(&self, ctx: &Ctx<'_>, h: &Tensor, n_heads: usize) -> Result<Tensor> {
+        let qkv = self.qkv.forward(ctx, h, After::default())?;
+        apply_norms(ctx, self.norm_qk.as_ref(), &qkv)?;
+        let [q, k, v] = split(&qkv)?;
+        let how = Attend {
+            n_heads,
+            is_causal: false,
+            bias: None,
+        };
+        attend(ctx, &q, &k, &v, how)
+    }
+}
+
+/// Norms of query and key, the first two thirds of `qkv`, in place.
+fn apply_norms(ctx: &Ctx<'_>, norms: Option<&[RmsNorm; 2]>, qkv: &Tensor) -> Result<()> {
+    if let Some([norm_q, norm_k]) = norms {
+        let [q, k, _] = split(qkv)?;
+        norm_q.apply(ctx, &q)?;
+        norm_k.apply(ctx, &k)?;
+    }
+    Ok(())
+}
+
+/// `norm(x) (1 + scale) + shift`.
+fn modulated_norm(ctx: &Ctx<'_>, x: &Tensor, shift: &Tensor, scale: &Tensor) -> Result<Tensor> {
+    let out = ctx.alloc(x.dims())?;
+    let modulation = Some(Modulation { scale, shift });
+    ctx.backend.layer_norm(x, None, EPS, modulation, &out)?;
+    Ok(out)
+}
+
+/// Scores that make the last key count as `n_repeats` equal ones: `n exp(s) = exp(s + ln n)`.
+fn repeat_bias(ctx: &Ctx<'_>, n_keys: usize, n_repeats: usize) -> Result<Option<Tensor>> {
+    if n_repeats == 1 {
+        return Ok(None);
+    }
+    let mut bias = vec![0f32; n_keys];
+    if let Some(last) = bias.last_mut() {
+        *last = (n_repeats as f64).ln() as f32;
+    }
+    let bytes: Vec<u8> = bias.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let dims = [1, 1, 1, n_keys];
+    ctx.backend.upload(&bytes, &dims, DType::F32).map(Some)
+}
+
+/// diffusers' two-dimensional sinusoids: the first half of the channels embeds the column, the second the row; positions are scaled so
+/// that `base` patches span the same range at any size. Computed in float64 from float32 positions, as there.
+fn position_table(n_channels: usize, side: usize, base: usize) -> Vec<f32> {
+    let n_frequencies = n_channels / 4;
+    let position = |idx: usize| f64::from(idx as f32 / (side as f64 / base as f64) as f32);
+    let frequency = |idx: usize| 1.0 / 10_000f64.powf(idx as f64 / n_frequencies as f64);
+    let mut table = Vec::with_capacity(side * side * n_channels);
+    for row in 0..side {
+        for column in 0..side {
+            for at in [column, row] {
+                let angles = (0..n_frequencies).map(|idx| position(at) * frequency(idx));
+                table.extend(angles.clone().map(|angle| angle.sin() as f32));
+                table.extend(angles.map(|angle| angle.cos() as f32));
+            }
+        }
+    }
+    table
+}

@@ -1,0 +1,211 @@
+//! transformers' `CLIPTextModelWithProjection`: OpenAI's and OpenCLIP's text encoders.
+
+use crate::{
+    ModelError,
+    families::{TRANSFORMERS_KEYS_WITHOUT_EFFECT, within},
+};
+use denoised_checkpoint::Config;
+use denoised_nn::{
+    After, Attend, Ctx, Embedding, FeedForward, LayerNorm, Linear, Result, Scope, attend, split,
+};
+use denoised_tensor::{Activation, DType, Tensor};
+
+/// Widths and switches, as `config.json` says.
+#[derive(Clone, Debug)]
+pub(crate) struct ClipConfig {
+    pub(crate) vocab_size: usize,
+    pub(crate) n_channels: usize,
+    pub(crate) n_inner: usize,
+    pub(crate) n_layers: usize,
+    pub(crate) n_heads: usize,
+    pub(crate) n_positions: usize,
+    pub(crate) n_projected: usize,
+    activation: Activation,
+    eps: f32,
+    eos: u32,
+}
+
+impl ClipConfig {
+    /// Reads the configuration; missing keys have transformers' defaults.
+    ///
+    /// # Errors
+    /// A value that is not carried out here, or a key that is unknown.
+    pub(crate) fn read(config: &Config) -> Result<Self, ModelError> {
+        config.only("model_type", &["clip_text_model".into()])?;
+        let activation = match config.str_or("hidden_act", "quick_gelu")? {
+            "quick_gelu" => Activation::QuickGelu,
+            "gelu" => Activation::GeluErf,
+            "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
+            "silu" | "swish" => Activation::Silu,
+            _ => {
+                return Err(config
+                    .wrong("hidden_act", "quick_gelu, gelu, gelu_new or silu")
+                    .into());
+            }
+        };
+        let read = Self {
+            vocab_size: config.usize_or("vocab_size", 49408)?,
+            n_channels: config.usize_or("hidden_size", 512)?,
+            n_inner: config.usize_or("intermediate_size", 2048)?,
+            n_layers: config.usize_or("num_hidden_layers", 12)?,
+            n_heads: config.usize_or("num_attention_heads", 8)?,
+            n_positions: config.usize_or("max_position_embeddings", 77)?,
+            n_projected: config.usize_or("projection_dim", 512)?,
+            activation,
+            eps: config.f64_or("layer_norm_eps", 1e-5)? as f32,
+            eos: config.usize_or("eos_token_id", 49407)? as u32,
+        };
+        within(config, "vocab_size", read.vocab_size, 1..=1 << 22)?;
+        within(config, "hidden_size", read.n_channels, 1..=1 << 16)?;
+        within(config, "intermediate_size", read.n_inner, 1..=1 << 18)?;
+        within(config, "num_hidden_layers", read.n_layers, 2..=512)?;
+        within(config, "max_position_embeddings", read.n_positions, 2..=1 << 16)?;
+        within(config, "projection_dim", read.n_projected, 1..=1 << 16)?;
+        if read.n_heads == 0 || !read.n_channels.is_multiple_of(read.n_heads) {
+            return Err(config
+                .wrong("num_attention_heads", "a divisor of hidden_size")
+                .into());
+        }
+        config.deny_unread(TRANSFORMERS_KEYS_WITHOUT_EFFECT)?;
+        Ok(read)
+    }
+}
+
+/// What a text becomes.
+#[derive(Clone, Debug)]
+pub(crate) struct ClipOutput {
+    /// Hidden states of the layer that was asked for, not normalized, `[1, tokens, n_channels]`.
+    pub(crate) tokens: Tensor,
+    /// Normalized last hidden state of the end token, projected, `[1, n_projected]`.
+    pub(crate) pooled: Tensor,
+}
+
+/// The network.
+#[derive(Debug)]
+pub(crate) struct ClipText {
+    tokens: Embedding,
+    positions: Embedding,
+    layers: Vec<Layer>,
+    final_norm: LayerNorm,
+    projection: Linear,
+    eos: u32,
+    n_heads: usize,
+}
+
+#[derive(Debug)]
+struct Layer {
+    norm1: LayerNorm,
+    qkv: Linear,
+    out: Linear,
+    norm2: LayerNorm,
+    mlp: FeedForward,
+}
+
+impl ClipText {
+    pub(crate) fn new(root: &mut Scope<'_>, config: &ClipConfig) -> Self {
+        let n = config.n_channels;
+        let mut text = root.at("text_model");
+        let mut embeddings = text.at("embeddings");
+        let tokens = Embedding::new(&mut embeddings.at("token_embedding"), config.vocab_size, n);
+        let positions = Embedding::new(&mut embeddings.at("position_embedding"), config.n_positions, n);
+        let layers = (0..config.n_layers)
+            .map(|layer_idx| {
+                let mut layer = text.at(format_args!("encoder.layers.{layer_idx}"));
+                let norm1 = LayerNorm::new(&mut layer.at("layer_norm1"), n, config.eps);
+                let mut attention = layer.at("self_attn");
+                let names = ["q_proj", "k_proj", "v_proj"];
+                let qkv = Linear::fused(&mut attention, &names, n, 3 * n, true);
+                let out = Linear::new(&mut attention.at("out_proj"), n, n);
+                let norm2 = LayerNorm::new(&mut layer.at("layer_norm2"), n, config.eps);
+                let names = ["fc1", "fc2"];
+                let mlp =
+                    FeedForward::named(&mut layer.at("mlp"), names, n, config.n_inner, config.activation);
+                Layer {
+                    norm1,
+                    qkv,
+                    out,
+                    norm2,
+                    mlp,
+                }
+            })
+            .collect();
+        Self {
+            tokens,
+            positions,
+            layers,
+            final_norm: LayerNorm::new(&mut text.at("final_layer_norm"), n, config.eps),
+            projection: Linear::without_bias(&mut root.at("text_projection"), n, config.n_projected),
+            eos: config.eos,
+            n_heads: config.n_heads,
+        }
+    }
+
+    /// Encodes one text of at most `max_position_embeddings` ids. `tokens` are taken `n_skipped` layers before the last (1 is the
+    /// penultimate, diffusers' default; its `clip_skip` adds to it).
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn forward(&self, ctx: &Ctx<'_>, ids: &[u32], n_skipped: usize) -> Result<ClipOutput> {
+        let n_tokens = ids.len();
+        let id_tensor = upload_i32(ctx, ids.iter().copied(), &[1, n_tokens])?;
+        let position_tensor = upload_i32(ctx, 0..n_tokens as u32, &[1, n_tokens])?;
+        let x = self.tokens.forward(ctx, &id_tensor)?;
+        ctx.backend
+            .add(&x, &self.positions.forward(ctx, &position_tensor)?, &x)?;
+        let taken_after = self.layers.len().saturating_sub(n_skipped);
+        let mut tokens = None;
+        for (layer_idx, layer) in self.layers.iter().enumerate() {
+            if layer_idx == taken_after {
+                tokens = Some(copy(ctx, &x)?);
+            }
+            layer.forward(ctx, &x, self.n_heads)?;
+        }
+        let row = upload_i32(ctx, [self.end_row(ids)].into_iter(), &[1])?;
+        let last = ctx.alloc(&[1, x.dim(2)])?;
+        ctx.backend.gather_rows(&x, &row, &last)?;
+        let last = self.final_norm.forward(ctx, &last)?;
+        Ok(ClipOutput {
+            tokens: tokens.unwrap_or(x),
+            pooled: self.projection.forward(ctx, &last, After::default())?,
+        })
+    }
+
+    /// Which token stands for the whole text: the first end token; in configurations from before that was recorded (2), the largest id.
+    fn end_row(&self, ids: &[u32]) -> u32 {
+        let row = if self.eos == 2 {
+            let largest = ids.iter().max();
+            ids.iter().position(|id| Some(id) == largest)
+        } else {
+            ids.iter().position(|id| *id == self.eos)
+        };
+        row.unwrap_or(0) as u32
+    }
+}
+
+impl Layer {
+    /// In place.
+    fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, n_heads: usize) -> Result<()> {
+        let h = self.norm1.forward(ctx, x)?;
+        let [q, k, v] = split(&self.qkv.forward(ctx, &h, After::default())?)?;
+        let how = Attend {
+            n_heads,
+            is_causal: true,
+            bias: None,
+        };
+        let h = attend(ctx, &q, &k, &v, how)?;
+        self.out.forward_into(ctx, &h, After::residual(x), x)?;
+        let h = self.norm2.forward(ctx, x)?;
+        self.mlp.forward_into(ctx, &h, After::residual(x), x)
+    }
+}
+
+fn upload_i32(ctx: &Ctx<'_>, values: impl Iterator<Item = u32>, dims: &[usize]) -> Result<Tensor> {
+    let bytes: Vec<u8> = values.flat_map(|value| (value as i32).to_le_bytes()).collect();
+    ctx.backend.upload(&bytes, dims, DType::I32)
+}
+
+fn copy(ctx: &Ctx<'_>, x: &Tensor) -> Result<Tensor> {
+    let out = ctx.alloc(x.dims())?;
+    ctx.backend.copy(x, &out)?;
+    Ok(out)
+}

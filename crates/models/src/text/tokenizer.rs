@@ -1,0 +1,567 @@
+//! CLIP's byte-level BPE, as transformers' `CLIPTokenizer` applies it: the ids are equal, whatever the text.
+//!
+//! 1. Special tokens with `normalized: false` are cut out of the raw text, longest first.
+//! 2. The pieces between are normalized: NFC, white space to one space, lower case; special tokens with `normalized: true` are cut out.
+//! 3. The rest is split into contractions, runs of letters, single digits and runs of other characters; white space is dropped.
+//! 4. A word's bytes become printable characters, the last with `</w>`, which the ranked merges join.
+
+use crate::ModelError;
+use denoised_checkpoint::{Config, Folder};
+use serde_json::Value;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, HashMap},
+};
+use unicode_normalization::UnicodeNormalization;
+use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory};
+
+const BOS: &str = "<|startoftext|>";
+const EOS: &str = "<|endoftext|>";
+const WORD_END: &str = "</w>";
+/// Contractions that are words of their own, in the order in which they are tried.
+const CONTRACTIONS: [&str; 7] = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"];
+/// Vocabulary files of CLIP have 1 to 4 MiB.
+const FILE_LIMIT_BYTES: u64 = 64 << 20;
+
+/// A tokenizer with its vocabulary.
+pub(crate) struct ClipTokenizer {
+    ids: HashMap<String, u32>,
+    texts: HashMap<u32, String>,
+    /// Pairs of ids that are joined: rank (low first) and the id of the result.
+    merges: HashMap<(u32, u32), (u32, u32)>,
+    raw_specials: Vec<Special>,
+    normalized_specials: Vec<Special>,
+    /// Printable character of each byte.
+    byte_chars: [char; 256],
+    bos: u32,
+    eos: u32,
+    unk: u32,
+    pad: u32,
+    max_length: usize,
+}
+
+impl std::fmt::Debug for ClipTokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClipTokenizer")
+            .field("n_tokens", &self.ids.len())
+            .field("n_merges", &self.merges.len())
+            .field("max_length", &self.max_length)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A token that is looked for in the text itself.
+#[derive(Clone, Debug)]
+struct Special {
+    content: String,
+    id: u32,
+}
+
+/// Ids of one length for a text encoder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fitted {
+    /// Begin, text, end, then padding.
+    pub(crate) ids: Vec<u32>,
+    /// The part of the text that did not fit.
+    pub(crate) cut: Option<String>,
+}
+
+impl ClipTokenizer {
+    /// Reads the files of the tokenizer `component`: `tokenizer_config.json`, and `tokenizer.json` or else `vocab.json` and `merges.txt`.
+    ///
+    /// # Errors
+    /// A file is missing or not of the form of CLIP's.
+    pub(crate) fn open(folder: &Folder, component: &str) -> Result<Self, ModelError> {
+        let config = folder.config(component)?;
+        check_config(&config)?;
+        let files = Files { folder, component };
+        let (ids, merge_names) = read_vocabulary(&files)?;
+        let wrong = |problem: String| ModelError::Tokenizer {
+            path: folder.path().join(component),
+            problem,
+        };
+        let id_of = |content: &str| {
+            ids.get(content)
+                .copied()
+                .ok_or_else(|| wrong(format!("special token {content:?} is not in the vocabulary")))
+        };
+        let mut merges = HashMap::with_capacity(merge_names.len());
+        for (rank, (left, right)) in merge_names.iter().enumerate() {
+            let joined = format!("{left}{right}");
+            match (ids.get(left), ids.get(right), ids.get(&joined)) {
+                (Some(&l), Some(&r), Some(&new)) => merges.insert((l, r), (rank as u32, new)),
+                _ => {
+                    return Err(wrong(format!(
+                        "merge {rank} of {left:?} and {right:?} is not in the vocabulary"
+                    )));
+                }
+            };
+        }
+        let names = special_names(&files, &config)?;
+        let mut raw_specials = Vec::new();
+        let mut normalized_specials = Vec::new();
+        for (content, is_normalized) in listed_specials(&files, &config, &names)? {
+            let id = id_of(&content)?;
+            if is_normalized {
+                let content = normalize(&content);
+                normalized_specials.push(Special { content, id });
+            } else {
+                raw_specials.push(Special { content, id });
+            }
+        }
+        // The longest match wins, as with transformers.
+        raw_specials.sort_by_key(|special| Reverse(special.content.len()));
+        normalized_specials.sort_by_key(|special| Reverse(special.content.len()));
+        let name_of = |key: &str, default: &str| {
+            names
+                .get(key)
+                .map_or(default, |special| &special.content)
+                .to_owned()
+        };
+        let max_length = config.usize("model_max_length")?;
+        if max_length < 2 {
+            return Err(config
+                .wrong(
+                    "model_max_length",
+                    "at least 2, for the tokens that begin and end a text",
+                )
+                .into());
+        }
+        Ok(Self {
+            bos: id_of(&name_of("bos_token", BOS))?,
+            eos: id_of(&name_of("eos_token", EOS))?,
+            unk: id_of(&name_of("unk_token", EOS))?,
+            pad: id_of(&name_of("pad_token", EOS))?,
+            texts: ids.iter().map(|(text, &id)| (id, text.clone())).collect(),
+            ids,
+            merges,
+            raw_specials,
+            normalized_specials,
+            byte_chars: byte_chars(),
+            max_length,
+        })
+    }
+
+    /// Longest text in tokens, with its begin and end.
+    pub(crate) fn max_length(&self) -> usize {
+        self.max_length
+    }
+
+    /// Largest id there is.
+    pub(crate) fn max_id(&self) -> u32 {
+        self.texts.keys().copied().max().unwrap_or(0)
+    }
+
+    /// Begin, all of the text, end.
+    pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
+        let mut out = vec![self.bos];
+        for piece in cut_out(text, &self.raw_specials) {
+            match piece {
+                Piece::Special(id) => out.push(id),
+                Piece::Text(text) => {
+                    let text = normalize(text);
+                    for piece in cut_out(&text, &self.normalized_specials) {
+                        match piece {
+                            Piece::Special(id) => out.push(id),
+                            Piece::Text(text) => self.encode_words(text, &mut out),
+                        }
+                    }
+                }
+            }
+        }
+        out.push(self.eos);
+        out
+    }
+
+    /// Cuts or pads what [`ClipTokenizer::encode`] gave to `len >= 2` ids.
+    pub(crate) fn fit(&self, ids: &[u32], len: usize) -> Fitted {
+        if ids.len() <= len {
+            let mut fitted = ids.to_vec();
+            fitted.resize(len, self.pad);
+            return Fitted {
+                ids: fitted,
+                cut: None,
+            };
+        }
+        let mut fitted = ids[..len - 1].to_vec();
+        fitted.push(self.eos);
+        let cut = self.decode(&ids[len - 1..ids.len() - 1]);
+        Fitted {
+            ids: fitted,
+            cut: Some(cut),
+        }
+    }
+
+    /// Text of ids, for messages.
+    fn decode(&self, ids: &[u32]) -> String {
+        let bytes_of: HashMap<char, u8> = (0..=255).map(|b| (self.byte_chars[usize::from(b)], b)).collect();
+        let mut out = Vec::new();
+        for text in ids.iter().filter_map(|id| self.texts.get(id)) {
+            let word_end = text.strip_suffix(WORD_END);
+            out.extend(word_end.unwrap_or(text).chars().filter_map(|c| bytes_of.get(&c)));
+            if word_end.is_some() {
+                out.push(b' ');
+            }
+        }
+        String::from_utf8_lossy(&out).trim().to_owned()
+    }
+
+    fn encode_words(&self, text: &str, out: &mut Vec<u32>) {
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            let len = word_len(rest, first);
+            let (word, tail) = rest.split_at(len.max(first.len_utf8()));
+            rest = tail;
+            match word {
+                _ if len == 0 => {}
+                // Text that only looks like a special token is one word for the first rule and three for byte-level BPE's own.
+                BOS | EOS => {
+                    for part in ["<|", &word[2..word.len() - 2], "|>"] {
+                        self.encode_word(part, out);
+                    }
+                }
+                _ => self.encode_word(word, out),
+            }
+        }
+    }
+
+    /// Joins the characters of a word by rank, lowest first and leftmost first.
+    fn encode_word(&self, word: &str, out: &mut Vec<u32>) {
+        let mut symbols: Vec<Symbol> = Vec::with_capacity(word.len());
+        for (byte_idx, byte) in word.bytes().enumerate() {
+            let mut text = self.byte_chars[usize::from(byte)].to_string();
+            if byte_idx + 1 == word.len() {
+                text.push_str(WORD_END);
+            }
+            symbols.push(Symbol {
+                id: self.ids.get(&text).copied().unwrap_or(self.unk),
+                previous: byte_idx.checked_sub(1),
+                next: Some(byte_idx + 1).filter(|next| *next < word.len()),
+                is_gone: false,
+            });
+        }
+        let mut queue = BinaryHeap::new();
+        let push = |symbols: &[Symbol], left: usize, right: usize, queue: &mut BinaryHeap<_>| {
+            if let Some(&(rank, new_id)) = self.merges.get(&(symbols[left].id, symbols[right].id)) {
+                queue.push(Reverse((rank, left, new_id)));
+            }
+        };
+        for left in 1..symbols.len() {
+            push(&symbols, left - 1, left, &mut queue);
+        }
+        while let Some(Reverse((_, left, new_id))) = queue.pop() {
+            let Some(right) = symbols[left].next.filter(|_| !symbols[left].is_gone) else {
+                continue;
+            };
+            // The pair may have changed since it was queued.
+            let pair = (symbols[left].id, symbols[right].id);
+            if self.merges.get(&pair).is_none_or(|(_, id)| *id != new_id) {
+                continue;
+            }
+            symbols[left].id = new_id;
+            symbols[left].next = symbols[right].next;
+            symbols[right].is_gone = true;
+            if let Some(previous) = symbols[left].previous {
+                push(&symbols, previous, left, &mut queue);
+            }
+            if let Some(next) = symbols[left].next {
+                symbols[next].previous = Some(left);
+                push(&symbols, left, next, &mut queue);
+            }
+        }
+        out.extend(
+            symbols
+                .iter()
+                .filter(|symbol| !symbol.is_gone)
+                .map(|symbol| symbol.id),
+        );
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Symbol {
+    id: u32,
+    previous: Option<usize>,
+    next: Option<usize>,
+    is_gone: bool,
+}
+
+enum Piece<'a> {
+    Text(&'a str),
+    Special(u32),
+}
+
+/// Splits `text` at the leftmost special tokens; `specials` are sorted by length, longest first.
+fn cut_out<'a>(text: &'a str, specials: &[Special]) -> Vec<Piece<'a>> {
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    let mut at = 0;
+    while at < text.len() {
+        let found = specials
+            .iter()
+            .find(|special| text[at..].starts_with(&special.content));
+        match found {
+            Some(special) => {
+                if start < at {
+                    pieces.push(Piece::Text(&text[start..at]));
+                }
+                pieces.push(Piece::Special(special.id));
+                at += special.content.len();
+                start = at;
+            }
+            None => at += text[at..].chars().next().map_or(1, char::len_utf8),
+        }
+    }
+    if start < text.len() {
+        pieces.push(Piece::Text(&text[start..]));
+    }
+    pieces
+}
+
+/// NFC, runs of white space to one space, lower case character by character.
+fn normalize(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut in_space = false;
+    for c in text.nfc() {
+        if c.is_whitespace() {
+            if !in_space {
+                out.push(' ');
+            }
+            in_space = true;
+        } else {
+            in_space = false;
+            out.extend(c.to_lowercase());
+        }
+    }
+    out
+}
+
+/// Length in bytes of the word at the start of `text`; 0 for white space.
+fn word_len(text: &str, first: char) -> usize {
+    if let Some(special) = [BOS, EOS].into_iter().find(|special| text.starts_with(special)) {
+        return special.len();
+    }
+    if let Some(contraction) = CONTRACTIONS.into_iter().find(|c| text.starts_with(c)) {
+        return contraction.len();
+    }
+    let run = |is_in: fn(char) -> bool| text.find(|c| !is_in(c)).unwrap_or(text.len());
+    if is_letter(first) {
+        run(is_letter)
+    } else if is_number(first) {
+        first.len_utf8()
+    } else {
+        run(|c| !c.is_whitespace() && !is_letter(c) && !is_number(c))
+    }
+}
+
+fn is_letter(c: char) -> bool {
+    c.general_category_group() == GeneralCategoryGroup::Letter
+}
+
+fn is_number(c: char) -> bool {
+    c.general_category_group() == GeneralCategoryGroup::Number
+}
+
+/// GPT-2's table: printable bytes stand for themselves, the others for the characters from U+0100 on.
+fn byte_chars() -> [char; 256] {
+    let mut next = 0x100;
+    std::array::from_fn(|byte| match byte as u32 {
+        b @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => char::from_u32(b).unwrap_or('?'),
+        _ => {
+            next += 1;
+            char::from_u32(next - 1).unwrap_or('?')
+        }
+    })
+}
+
+/// Settings under which transformers would give other ids.
+fn check_config(config: &Config) -> Result<(), ModelError> {
+    let classes = ["CLIPTokenizer", "CLIPTokenizerFast"].map(Value::from);
+    config.only("tokenizer_class", &classes)?;
+    config.only("padding_side", &["right".into()])?;
+    config.only("truncation_side", &["right".into()])?;
+    config.only("split_special_tokens", &[false.into()])?;
+    Ok(())
+}
+
+type Vocabulary = (HashMap<String, u32>, Vec<(String, String)>);
+
+/// The folder of one tokenizer.
+struct Files<'a> {
+    folder: &'a Folder,
+    component: &'a str,
+}
+
+impl Files<'_> {
+    fn has(&self, file: &str) -> bool {
+        self.folder.file(self.component, file).is_some()
+    }
+
+    fn error(&self, file: &str, problem: String) -> ModelError {
+        ModelError::Tokenizer {
+            path: self.folder.path().join(self.component).join(file),
+            problem,
+        }
+    }
+
+    fn text(&self, file: &str) -> Result<String, ModelError> {
+        let bytes = self.folder.read(self.component, file, FILE_LIMIT_BYTES)?;
+        String::from_utf8(bytes).map_err(|error| self.error(file, error.to_string()))
+    }
+
+    fn json(&self, file: &str) -> Result<Value, ModelError> {
+        serde_json::from_str(&self.text(file)?)
+            .map_err(|error| self.error(file, format!("is not valid JSON: {error}")))
+    }
+}
+
+/// Token ids and merges; `tokenizer.json` decides where it exists.
+fn read_vocabulary(files: &Files<'_>) -> Result<Vocabulary, ModelError> {
+    let joint = "tokenizer.json";
+    if files.has(joint) {
+        return read_joint(&files.json(joint)?).map_err(|problem| files.error(joint, problem));
+    }
+    let ids = token_ids(&files.json("vocab.json")?).map_err(|problem| files.error("vocab.json", problem))?;
+    let text = files.text("merges.txt")?;
+    let lines = text.lines().filter(|line| !line.starts_with("#version"));
+    let merges = lines.map(split_merge).collect::<Result<_, _>>();
+    let merges = merges.map_err(|problem| files.error("merges.txt", problem))?;
+    Ok((ids, merges))
+}
+
+fn read_joint(json: &Value) -> Result<Vocabulary, String> {
+    let model = &json["model"];
+    if model["type"].as_str().is_some_and(|kind| kind != "BPE") {
+        return Err(format!("model type {} is not supported, BPE is", model["type"]));
+    }
+    let end = &json["post_processor"];
+    if !end.is_null() && end["type"] != "RobertaProcessing" {
+        return Err(format!(
+            "post-processor {} is not supported, RobertaProcessing is",
+            end["type"]
+        ));
+    }
+    let ids = token_ids(&model["vocab"])?;
+    let merges = model["merges"].as_array().ok_or("no list of merges")?;
+    let merges = merges
+        .iter()
+        .map(
+            |merge| match (merge.as_str(), merge.as_array().map(Vec::as_slice)) {
+                (Some(line), _) => split_merge(line),
+                (_, Some([Value::String(left), Value::String(right)])) => Ok((left.clone(), right.clone())),
+                _ => Err(format!("{merge} is no merge")),
+            },
+        )
+        .collect::<Result<_, _>>()?;
+    Ok((ids, merges))
+}
+
+fn token_ids(vocabulary: &Value) -> Result<HashMap<String, u32>, String> {
+    let tokens = vocabulary.as_object().ok_or("the vocabulary is no object")?;
+    let id = |(text, id): (&String, &Value)| {
+        let number = id.as_u64().and_then(|id| i32::try_from(id).ok());
+        number
+            .map(|number| (text.clone(), number as u32))
+            .ok_or_else(|| format!("token {text:?} has the id {id}"))
+    };
+    tokens.iter().map(id).collect()
+}
+
+fn split_merge(line: &str) -> Result<(String, String), String> {
+    match line.split_once(' ') {
+        Some((left, right)) if !right.contains(' ') => Ok((left.to_owned(), right.to_owned())),
+        _ => Err(format!("{line:?} is no merge of two tokens")),
+    }
+}
+
+/// A token as configurations write it: its text, or an object with flags.
+#[derive(Clone, Debug)]
+struct Named {
+    content: String,
+    is_normalized: bool,
+}
+
+/// Keys of the configuration that name special tokens, in the order in which transformers adds them.
+const SPECIAL_KEYS: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+
+/// The special tokens that are named by role. `special_tokens_map.json` counts where the configuration has no `added_tokens_decoder`.
+fn special_names(files: &Files<'_>, config: &Config) -> Result<BTreeMap<&'static str, Named>, ModelError> {
+    let map_file = "special_tokens_map.json";
+    let map = if config.has("added_tokens_decoder") || !files.has(map_file) {
+        Value::Null
+    } else {
+        files.json(map_file)?
+    };
+    let mut names = BTreeMap::new();
+    for key in SPECIAL_KEYS {
+        let default = match key {
+            "bos_token" => Value::from(BOS),
+            "eos_token" | "unk_token" | "pad_token" => Value::from(EOS),
+            _ => Value::Null,
+        };
+        let value = map.get(key).or(config.value(key)).unwrap_or(&default);
+        if !value.is_null() {
+            names.insert(key, named(value, files)?);
+        }
+    }
+    Ok(names)
+}
+
+fn named(value: &Value, files: &Files<'_>) -> Result<Named, ModelError> {
+    let content = value.as_str().or(value["content"].as_str());
+    let content = content
+        .filter(|content| !content.is_empty())
+        .ok_or_else(|| files.error("", format!("{value} is no special token")))?;
+    if value["single_word"] == true {
+        let problem = format!("special token {content:?} is single_word, which is not supported");
+        return Err(files.error("", problem));
+    }
+    Ok(Named {
+        content: content.to_owned(),
+        is_normalized: value["normalized"].as_bool().unwrap_or(false),
+    })
+}
+
+/// Every token that is looked for in the text, and whether in the normalized one: first the listed ones, then those with a role, then
+/// the extra ones; of two with the same text, the first counts.
+fn listed_specials(
+    files: &Files<'_>,
+    config: &Config,
+    names: &BTreeMap<&'static str, Named>,
+) -> Result<Vec<(String, bool)>, ModelError> {
+    let mut listed: Vec<Named> = Vec::new();
+    if let Some(tokens) = config.value("added_tokens_decoder").and_then(Value::as_object) {
+        for token in tokens.values() {
+            listed.push(named(token, files)?);
+        }
+    } else if files.has("tokenizer.json") {
+        let joint = files.json("tokenizer.json")?;
+        for token in joint["added_tokens"].as_array().into_iter().flatten() {
+            listed.push(named(token, files)?);
+        }
+    }
+    for key in SPECIAL_KEYS {
+        // What is listed with flags keeps them where a role names it too.
+        listed.extend(names.get(key).cloned());
+    }
+    for key in ["additional_special_tokens", "extra_special_tokens"] {
+        for token in config.value(key).and_then(Value::as_array).into_iter().flatten() {
+            listed.push(named(token, files)?);
+        }
+    }
+    let mut specials: Vec<(String, bool)> = Vec::new();
+    for token in listed {
+        if specials.iter().all(|(content, _)| *content != token.content) {
+            specials.push((token.content, token.is_normalized));
+        }
+    }
+    Ok(specials)
+}
