@@ -152,6 +152,13 @@ fn unboot<T: DeserializeOwned>(what: &'static str, message: &[u8]) -> Result<T, 
     decode(what, body)
 }
 
+/// A body alone, for replies whose bytes are a blob.
+pub(crate) fn body<T: Serialize>(value: &T) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    append(&mut bytes, value);
+    bytes
+}
+
 fn check_version(theirs: u16) -> Result<(), DecodeError> {
     if theirs == PROTOCOL_VERSION {
         return Ok(());
@@ -168,7 +175,7 @@ fn append<T: Serialize>(bytes: &mut Vec<u8>, value: &T) {
     *bytes = postcard::to_extend(value, std::mem::take(bytes)).unwrap_or_default();
 }
 
-fn decode<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, DecodeError> {
+pub(crate) fn decode<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, DecodeError> {
     if body.len() > MAX_MESSAGE_BYTES {
         return Err(DecodeError::TooLong {
             message_bytes: body.len(),

@@ -44,7 +44,8 @@ pub enum Command {
         /// Who runs it.
         ranks: Vec<Rank>,
     },
-    /// Control lane. Stop computing these requests at the next step; each ends with `Cancelled` in its own `RequestDone`.
+    /// Control lane. Stop computing these requests of the wave with the header's call id at the next step (or do not begin them);
+    /// each ends with `Cancelled` in its own `RequestDone`. May overtake its wave.
     Cancel {
         /// Which.
         requests: Vec<RequestId>,

@@ -11,6 +11,7 @@ mod command;
 mod event;
 mod handshake;
 mod header;
+mod status;
 
 mod codec;
 
@@ -22,3 +23,4 @@ pub use command::{Command, Member, Wave};
 pub use event::{Event, GeneratedMeta, StartPhase};
 pub use handshake::{BootDown, BootUp, FdUse, Hello};
 pub use header::{BlobIdx, HEADER_BYTES, Header, PROTOCOL_VERSION, TensorMeta};
+pub use status::{WorkerMemory, WorkerStatus};

@@ -1,0 +1,229 @@
+//! The control lane: a thread that answers while the runner computes.
+
+use crate::serve::Home;
+use denoised_link::{ControlInput, ControlReceiver, EventSender, Interrupter, LinkError};
+use denoised_os::Deadline;
+use denoised_types::{CallId, Epoch, ExitCode, Failure, FailureCode, Rank, RequestId};
+use denoised_wire::{Command, Event, Header, PROTOCOL_VERSION, decode_command, encode_event, split_header};
+use std::{
+    collections::HashSet,
+    ops::ControlFlow,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+/// A wait without anything to wait for ends so often, for no other reason than to be bounded.
+const LONG_WAIT: Duration = Duration::from_secs(3600);
+/// While a stopped rank finishes, the control thread looks for its end this often.
+const FINISHING_WAIT: Duration = Duration::from_millis(20);
+/// How long a pong may wait for room.
+const PONG_LIMIT: Duration = Duration::from_secs(1);
+/// How long a process whose executor is gone may take to end by itself.
+const GONE_GRACE: Duration = Duration::from_millis(500);
+/// Most requests that are remembered as cancelled; far more than a world has under way.
+const MAX_CANCELLED: usize = 65_536;
+
+/// Why the rank shall end, if it shall. Only grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Stop {
+    /// Go on.
+    No = 0,
+    /// Finish the step under way, answer, clean up.
+    Asked = 1,
+    /// Nobody is left to answer to.
+    Gone = 2,
+}
+
+/// What runner and control thread share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) epoch: Epoch,
+    pub(crate) rank: Rank,
+    pub(crate) events: Arc<dyn EventSender>,
+    stop: AtomicU8,
+    finished: AtomicBool,
+    interrupter: Interrupter,
+    cancelled: Mutex<Cancelled>,
+}
+
+#[derive(Debug, Default)]
+struct Cancelled {
+    /// A cancel may overtake its wave on the data lane, so its call is remembered until a later or equal one has ended. Calls reach
+    /// a rank in the order of their ids.
+    requests: HashSet<(CallId, RequestId)>,
+    last_ended: CallId,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        epoch: Epoch,
+        rank: Rank,
+        events: Arc<dyn EventSender>,
+        interrupter: Interrupter,
+    ) -> Self {
+        Self {
+            epoch,
+            rank,
+            events,
+            stop: AtomicU8::new(Stop::No as u8),
+            finished: AtomicBool::new(false),
+            interrupter,
+            cancelled: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn stop(&self) -> Stop {
+        match self.stop.load(Ordering::Acquire) {
+            0 => Stop::No,
+            1 => Stop::Asked,
+            _ => Stop::Gone,
+        }
+    }
+
+    pub(crate) fn ask_to_stop(&self, why: Stop) {
+        self.stop.fetch_max(why as u8, Ordering::AcqRel);
+        self.interrupter.interrupt();
+    }
+
+    /// The runner has returned; the control thread may end.
+    pub(crate) fn finish(&self) {
+        self.finished.store(true, Ordering::Release);
+    }
+
+    fn is_finished(&self) -> bool {
+        self.finished.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_cancelled(&self, call_id: CallId, request_id: RequestId) -> bool {
+        self.lock_cancelled().requests.contains(&(call_id, request_id))
+    }
+
+    fn cancel(&self, call_id: CallId, requests: Vec<RequestId>) {
+        let mut cancelled = self.lock_cancelled();
+        if call_id > cancelled.last_ended {
+            let room = MAX_CANCELLED.saturating_sub(cancelled.requests.len());
+            cancelled.requests.extend(
+                requests
+                    .into_iter()
+                    .take(room)
+                    .map(|request_id| (call_id, request_id)),
+            );
+        }
+    }
+
+    /// Forgets the cancels of this call and of those before it.
+    pub(crate) fn call_ended(&self, call_id: CallId) {
+        let mut cancelled = self.lock_cancelled();
+        cancelled.last_ended = cancelled.last_ended.max(call_id);
+        cancelled.requests.retain(|(of, _)| *of > call_id);
+    }
+
+    fn lock_cancelled(&self) -> MutexGuard<'_, Cancelled> {
+        // Nothing that can panic runs under the lock.
+        self.cancelled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An encoded event of this rank.
+    pub(crate) fn encode(&self, call_id: CallId, event: &Event) -> Vec<u8> {
+        let header = Header {
+            version: PROTOCOL_VERSION,
+            epoch: self.epoch,
+            call_id,
+            rank: self.rank,
+            deadline_ns: 0,
+        };
+        let mut message = Vec::with_capacity(64);
+        encode_event(&mut message, header, event);
+        message
+    }
+}
+
+/// Serves the control lane until the rank has finished or nobody is left to serve.
+pub(crate) fn serve_control(
+    home: Home,
+    mut control: Box<dyn ControlReceiver>,
+    shared: &Shared,
+    weights: &mpsc::Sender<Option<OwnedFd>>,
+) {
+    while !shared.is_finished() {
+        let wait = if shared.stop() == Stop::No {
+            LONG_WAIT
+        } else {
+            FINISHING_WAIT
+        };
+        match control.receive(Deadline::after(wait)) {
+            Ok(ControlInput::Message(message)) => obey(shared, &message),
+            Ok(ControlInput::Shared(fd)) => {
+                // A runner that does not wait for weights has no use for them.
+                let _ = weights.send(fd);
+            }
+            Ok(ControlInput::Terminate) => shared.ask_to_stop(Stop::Asked),
+            Ok(ControlInput::Gone) => {
+                shared.ask_to_stop(Stop::Gone);
+                if home == Home::Process {
+                    end_process_unless_finished(shared);
+                }
+                return;
+            }
+            Err(LinkError::TimedOut) => {}
+            Err(error) => {
+                // A damaged message is dropped: it has no readable call to answer to.
+                tracing::warn!(%error, "control lane");
+            }
+        }
+    }
+}
+
+fn obey(shared: &Shared, message: &[u8]) {
+    let Ok((header, body)) = split_header(message) else {
+        return;
+    };
+    if header.epoch != shared.epoch {
+        return;
+    }
+    let answer = match decode_command(&header, body) {
+        Ok(Command::Ping) => Event::Pong,
+        Ok(Command::Cancel { requests }) => return shared.cancel(header.call_id, requests),
+        Ok(Command::Stop) => return shared.ask_to_stop(Stop::Asked),
+        Ok(Command::Execute(_) | Command::Call { .. }) => {
+            let text = "a data command came on the control lane";
+            Event::CallDone {
+                outcome: Err(Failure::new(FailureCode::Protocol, text).on_rank(shared.rank)),
+            }
+        }
+        Err(error) => {
+            let failure = Failure::new(FailureCode::Protocol, error.to_string()).on_rank(shared.rank);
+            Event::CallDone {
+                outcome: Err(failure),
+            }
+        }
+    };
+    let message = shared.encode(header.call_id, &answer);
+    // An executor that does not read its events finds the rank silent, which is the truth.
+    let _ = shared
+        .events
+        .send(&message, &[], Deadline::after(PONG_LIMIT), &mut || {
+            ControlFlow::Continue(())
+        });
+}
+
+/// The executor is gone: nobody would stop this process any more (R5).
+fn end_process_unless_finished(shared: &Shared) {
+    let grace = Deadline::after(GONE_GRACE);
+    while !shared.is_finished() && !grace.has_passed() {
+        std::thread::sleep(FINISHING_WAIT);
+    }
+    if !shared.is_finished() {
+        #[expect(
+            clippy::exit,
+            reason = "the runner may be stuck in a computation that nothing else can end"
+        )]
+        std::process::exit(ExitCode::Worker as i32);
+    }
+}

@@ -1,0 +1,201 @@
+//! Where a wave's results go: events on the way up, while the data lane is kept empty.
+
+use crate::{
+    WaveSink,
+    control::{Shared, Stop},
+    serve::Inbox,
+};
+use denoised_link::LinkError;
+use denoised_os::{Deadline, now_ns};
+use denoised_types::{CallId, Failure, FailureCode, Generated, NamedTensor, RequestId};
+use denoised_wire::{BlobIdx, Event, GeneratedMeta, TensorMeta};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::ControlFlow,
+    time::Duration,
+};
+
+/// Sends events of one call.
+pub(crate) struct Reporter<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) inbox: &'a mut Inbox,
+    pub(crate) call_id: CallId,
+    pub(crate) limit: Duration,
+}
+
+impl Reporter<'_> {
+    /// Sends an event; while it waits for room, commands are still taken from the data lane (R3).
+    pub(crate) fn send(&mut self, event: &Event, blobs: &[&[u8]]) -> Result<(), LinkError> {
+        let message = self.shared.encode(self.call_id, event);
+        let Self {
+            shared, inbox, limit, ..
+        } = self;
+        shared
+            .events
+            .send(&message, blobs, Deadline::after(*limit), &mut || {
+                inbox.take_in();
+                if shared.stop() == Stop::Gone {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            })
+    }
+}
+
+/// The sink of one wave.
+pub(crate) struct Sink<'a> {
+    pub(crate) reporter: Reporter<'a>,
+    /// Members that have not ended.
+    pub(crate) open: HashSet<RequestId>,
+    /// Members of which a part could not be sent, and why.
+    broken: HashMap<RequestId, Failure>,
+    /// The way up is gone.
+    pub(crate) lost: Option<LinkError>,
+}
+
+impl<'a> Sink<'a> {
+    pub(crate) fn new(reporter: Reporter<'a>, members: impl Iterator<Item = RequestId>) -> Self {
+        Self {
+            reporter,
+            open: members.collect(),
+            broken: HashMap::new(),
+            lost: None,
+        }
+    }
+
+    /// Sends an event; true if it went. A message that is too large is the request's own failure.
+    fn send(&mut self, request_id: RequestId, event: &Event, blobs: &[&[u8]]) -> bool {
+        if self.lost.is_some() {
+            return false;
+        }
+        match self.reporter.send(event, blobs) {
+            Ok(()) => true,
+            Err(error @ LinkError::TooLarge { .. }) => {
+                let text = format!("a result cannot be sent: {error}");
+                self.broken
+                    .entry(request_id)
+                    .or_insert_with(|| Failure::new(FailureCode::OutOfMemory, text));
+                false
+            }
+            Err(error) => {
+                self.lost = Some(error);
+                false
+            }
+        }
+    }
+
+    /// Ends a member, once.
+    pub(crate) fn end(&mut self, request_id: RequestId, outcome: Result<Generated, Failure>) {
+        if !self.open.remove(&request_id) {
+            tracing::error!(%request_id, "the program ended a request twice, or one that is not its own");
+            return;
+        }
+        let rank = self.reporter.shared.rank;
+        let outcome = match self.broken.remove(&request_id) {
+            Some(failure) => Err(failure),
+            None => outcome,
+        };
+        let failed = |failure: Failure| {
+            let failure = if failure.rank.is_none() {
+                failure.on_rank(rank)
+            } else {
+                failure
+            };
+            Event::RequestDone {
+                request_id,
+                outcome: Err(failure),
+            }
+        };
+        let sent = match outcome {
+            Ok(Generated {
+                image,
+                resolved,
+                times,
+                ..
+            }) => {
+                let (width, height) = (image.width, image.height);
+                let meta = GeneratedMeta {
+                    width,
+                    height,
+                    rgb: BlobIdx(0),
+                    resolved,
+                    times,
+                };
+                self.send(
+                    request_id,
+                    &Event::RequestDone {
+                        request_id,
+                        outcome: Ok(meta),
+                    },
+                    &[&image.rgb],
+                )
+            }
+            Err(failure) => self.send(request_id, &failed(failure), &[]),
+        };
+        if !sent && let Some(failure) = self.broken.remove(&request_id) {
+            self.send(request_id, &failed(failure), &[]);
+        }
+        self.reporter.inbox.take_in();
+    }
+}
+
+impl WaveSink for Sink<'_> {
+    fn started(&mut self, request_id: RequestId) {
+        self.send(request_id, &Event::RequestStarted { request_id }, &[]);
+        self.reporter.inbox.take_in();
+    }
+
+    fn step(&mut self, request_id: RequestId, n_done: u32, n_steps: u32) {
+        self.send(
+            request_id,
+            &Event::Step {
+                request_id,
+                n_done,
+                n_steps,
+            },
+            &[],
+        );
+        self.reporter.inbox.take_in();
+    }
+
+    fn tensor(&mut self, request_id: RequestId, tensor: NamedTensor) {
+        let NamedTensor {
+            name,
+            dtype,
+            shape,
+            data,
+        } = tensor;
+        let tensor = TensorMeta {
+            name,
+            dtype,
+            shape,
+            blob: BlobIdx(0),
+        };
+        self.send(request_id, &Event::Tensor { request_id, tensor }, &[&data]);
+        self.reporter.inbox.take_in();
+    }
+
+    fn done(&mut self, request_id: RequestId, outcome: Result<Generated, Failure>) {
+        self.end(request_id, outcome);
+    }
+
+    fn stop_reason(&self, request_id: RequestId, deadline_ns: u64) -> Option<Failure> {
+        let shared = self.reporter.shared;
+        if let Some(failure) = self.broken.get(&request_id) {
+            return Some(failure.clone());
+        }
+        let (code, text) = if self.lost.is_some() || shared.stop() == Stop::Gone {
+            (FailureCode::Closed, "the executor is gone")
+        } else if shared.is_cancelled(self.reporter.call_id, request_id) {
+            (FailureCode::Cancelled, "cancelled")
+        } else if shared.stop() != Stop::No {
+            (FailureCode::Closed, "the worker was told to stop")
+        } else if deadline_ns != 0 && now_ns() >= deadline_ns {
+            (FailureCode::DeadlineExceeded, "the request's deadline passed")
+        } else {
+            return None;
+        };
+        Some(Failure::new(code, text).on_rank(shared.rank))
+    }
+}
