@@ -1,1 +1,3 @@
 //! Conformance suites, scripted workers and fixtures for tests
+
+pub mod fake_executor;
