@@ -565,3 +565,91 @@ fn listed_specials(
     }
     Ok(specials)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::Path};
+
+    fn table() -> Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tables/tokens.json");
+        serde_json::from_str(&fs::read_to_string(path).expect("the table is part of the crate"))
+            .expect("JSON")
+    }
+
+    /// A checkpoint folder with the tokenizer of a case of `tests/data`, and another configuration if there is one.
+    fn tokenizer(source: &str, config: &Value) -> ClipTokenizer {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let component = folder.path().join("tokenizer");
+        fs::create_dir(&component).expect("fresh");
+        for entry in fs::read_dir(data.join(source)).expect("the case is there") {
+            let entry = entry.expect("readable");
+            fs::copy(entry.path(), component.join(entry.file_name())).expect("copied");
+        }
+        if !config.is_null() {
+            fs::write(component.join("tokenizer_config.json"), config.to_string()).expect("written");
+            let _ = fs::remove_file(component.join("special_tokens_map.json"));
+        }
+        let index = r#"{"_class_name": "Any", "tokenizer": ["transformers", "CLIPTokenizer"]}"#;
+        fs::write(folder.path().join("model_index.json"), index).expect("written");
+        ClipTokenizer::open(&Folder::open(folder.path()).expect("a folder"), "tokenizer")
+            .expect("a tokenizer")
+    }
+
+    fn texts(list: &Value) -> impl Iterator<Item = (&str, Vec<u32>)> {
+        list.as_array().expect("a list").iter().map(|pair| {
+            let ids = pair[1].as_array().expect("ids").iter();
+            let ids = ids.map(|id| id.as_u64().expect("an id") as u32).collect();
+            (pair[0].as_str().expect("a text"), ids)
+        })
+    }
+
+    #[test]
+    fn ids_are_transformers_ids_whatever_the_text() {
+        let table = table();
+        let mut n_texts = 0;
+        let mut wrong = Vec::new();
+        for case in table["cases"].as_array().expect("cases") {
+            let tokenizer = tokenizer(case["source"].as_str().expect("a path"), &case["config"]);
+            assert_eq!(tokenizer.max_length() as u64, case["max_length"]);
+            for (text, ids) in texts(&case["ids"]) {
+                n_texts += 1;
+                let ours = tokenizer.encode(text);
+                if ours != ids {
+                    wrong.push(format!("{text:?} of {}: {ours:?} is not {ids:?}", case["source"]));
+                }
+            }
+            for (text, ids) in texts(&case["fitted"]) {
+                n_texts += 1;
+                let fitted = tokenizer.fit(&tokenizer.encode(text), tokenizer.max_length());
+                if fitted.ids != ids {
+                    wrong.push(format!("{text:?} cut: {:?} is not {ids:?}", fitted.ids));
+                }
+            }
+        }
+        assert!(
+            wrong.is_empty(),
+            "{} of {n_texts}:\n{}",
+            wrong.len(),
+            wrong.join("\n")
+        );
+        assert!(n_texts > 1000, "only {n_texts} texts were compared");
+    }
+
+    #[test]
+    fn what_is_cut_is_named() {
+        let tokenizer = tokenizer("emoji-dit/model/tokenizer", &Value::Null);
+        let text = "a red apple ".repeat(6) + "and the END of it";
+        let fitted = tokenizer.fit(&tokenizer.encode(&text), tokenizer.max_length());
+        assert_eq!(fitted.ids.len(), 20);
+        assert!(fitted.cut.expect("it is too long").ends_with("and the end of it"));
+        assert_eq!(tokenizer.fit(&tokenizer.encode("a red apple"), 20).cut, None);
+    }
+
+    #[test]
+    fn a_word_of_128_kib_takes_no_quadratic_time() {
+        let tokenizer = tokenizer("sd35m/model/tokenizer", &Value::Null);
+        assert!(tokenizer.encode(&"the".repeat(128 * 1024 / 3)).len() > 1000);
+    }
+}
