@@ -170,9 +170,8 @@ impl Pipeline for DiffusionPipeline {
             trace = Some(tensors);
         }
         let scaled: Vec<f32> = noise.iter().map(|x| x * schedule.init_noise_scale).collect();
-        let latents = ctx
-            .upload_f32(&trace::channels_last(&scaled, dims[3]), &dims)
-            .map_err(device)?;
+        let latents = ctx.upload_f32(&trace::channels_last(&scaled, dims[3]), &dims);
+        let latents = ctx.cast(&latents.map_err(device)?).map_err(device)?;
         let is_guided = unconditional.is_some();
         let conditioning = match unconditional {
             None => conditional,

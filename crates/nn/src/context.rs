@@ -50,7 +50,20 @@ impl<'a> Ctx<'a> {
         Ok(out)
     }
 
-    /// f32 values as a tensor of activations.
+    /// `x` in the element type of activations; shares memory where it has that already.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn cast(&self, x: &Tensor) -> Result<Tensor> {
+        if x.dtype() == self.dtype {
+            return Ok(x.clone());
+        }
+        let out = self.alloc(x.dims())?;
+        self.backend.copy(x, &out)?;
+        Ok(out)
+    }
+
+    /// f32 values on the device.
     ///
     /// # Errors
     /// A shape that does not fit the number of values, or the device's.

@@ -56,12 +56,18 @@ pub struct SpatialAttention {
 }
 
 impl SpatialAttention {
-    /// `group_norm`, `to_q`, `to_k`, `to_v` and `to_out.0` at this place.
+    /// `group_norm`, `to_q`, `to_k`, `to_v` and `to_out.0` at this place; older files call the latter `query`, `key`, `value` and
+    /// `proj_attn`.
     pub fn new(scope: &mut Scope<'_>, n_channels: usize, (n_groups, eps): Groups) -> Self {
+        let (names, out) = if scope.is_stored("query.weight") {
+            (["query", "key", "value"], "proj_attn")
+        } else {
+            (["to_q", "to_k", "to_v"], "to_out.0")
+        };
         Self {
             norm: GroupNorm::new(&mut scope.at("group_norm"), n_channels, n_groups, eps),
-            qkv: Linear::fused(scope, &["to_q", "to_k", "to_v"], n_channels, 3 * n_channels, true),
-            out: Linear::new(&mut scope.at("to_out.0"), n_channels, n_channels),
+            qkv: Linear::fused(scope, &names, n_channels, 3 * n_channels, true),
+            out: Linear::new(&mut scope.at(out), n_channels, n_channels),
         }
     }
 

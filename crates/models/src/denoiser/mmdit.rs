@@ -184,7 +184,7 @@ impl Mmdit {
             Positions::Computed(values) => ctx.upload_f32(values, &dims)?,
         };
         let start = |len: usize| side.saturating_sub(len) / 2;
-        table.narrow(1, start(h), h)?.narrow(2, start(w), w)
+        ctx.cast(&table.narrow(1, start(h), h)?.narrow(2, start(w), w)?)
     }
 }
 

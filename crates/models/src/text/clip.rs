@@ -58,7 +58,7 @@ impl ClipConfig {
         within(config, "vocab_size", read.vocab_size, 1..=1 << 22)?;
         within(config, "hidden_size", read.n_channels, 1..=1 << 16)?;
         within(config, "intermediate_size", read.n_inner, 1..=1 << 18)?;
-        within(config, "num_hidden_layers", read.n_layers, 2..=512)?;
+        within(config, "num_hidden_layers", read.n_layers, 1..=512)?;
         within(config, "max_position_embeddings", read.n_positions, 2..=1 << 16)?;
         within(config, "projection_dim", read.n_projected, 1..=1 << 16)?;
         if read.n_heads == 0 || !read.n_channels.is_multiple_of(read.n_heads) {
