@@ -298,47 +298,20 @@ impl WeightSource for Weights {
     }
 }
 
-/// Whether sources of `shapes`, concatenated along dimension 0, are what `spec` asks for. Extents of 1 do not count where
-/// they do not change the order of the elements: after a matrix (1x1 kernels), before a table, anywhere in a vector.
+/// Whether sources of `shapes`, concatenated along dimension 0, are what `spec` asks for, by the rules of [`WeightSpec`].
 fn fits(spec: &WeightSpec, shapes: &[&[usize]]) -> bool {
-    let squeezed = |shape: &[usize]| -> Vec<usize> {
-        let mut shape = shape.to_vec();
-        match spec.kind {
-            WeightKind::Matrix => {
-                while shape.len() > 2 && shape.last() == Some(&1) {
-                    shape.pop();
-                }
-            }
-            WeightKind::Conv { .. } => {}
-            WeightKind::Vector => shape.retain(|&extent| extent != 1),
-            WeightKind::Table => {
-                while shape.len() > 2 && shape.first() == Some(&1) {
-                    shape.remove(0);
-                }
-            }
-        }
-        shape
-    };
-    let wanted = squeezed(&spec.shape);
-    if let [shape] = shapes {
-        return squeezed(shape) == wanted;
-    }
-    let mut rows = 0usize;
+    let mut n_rows = 0usize;
     for shape in shapes {
-        // A vector of one element is a row too, so only a single source may lose its leading extent.
-        let shape = if spec.kind == WeightKind::Vector {
-            shape.to_vec()
-        } else {
-            squeezed(shape)
+        let shape = match (spec.kind, shape) {
+            (WeightKind::Matrix, [_, _, 1, 1]) => &shape[..2],
+            _ => shape,
         };
-        match (shape.split_first(), spec.shape.split_first()) {
-            (Some((n_rows, row)), Some((_, wanted_row))) if row == wanted_row => {
-                rows = rows.saturating_add(*n_rows);
-            }
-            _ => return false,
+        if shape.len() != spec.shape.len() || shape.get(1..) != spec.shape.get(1..) {
+            return false;
         }
+        n_rows = n_rows.saturating_add(shape.first().copied().unwrap_or(1));
     }
-    spec.shape.first() == Some(&rows)
+    n_rows == spec.shape.first().copied().unwrap_or(1)
 }
 
 fn matches(pattern: &str, name: &str) -> bool {

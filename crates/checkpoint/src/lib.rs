@@ -7,6 +7,18 @@
 //! Knows nothing of layers, families or devices: which pipeline class is which family, which key means what and which
 //! tensor goes where is said by `models`.
 //!
+//! ```no_run
+//! # fn main() -> Result<(), denoised_checkpoint::CheckpointError> {
+//! let folder = denoised_checkpoint::Folder::open("emoji-dit".as_ref())?;
+//! let config = folder.config("transformer")?;
+//! let (n_layers, patch) = (config.usize("num_layers")?, config.usize_or("patch_size", 2)?);
+//! config.deny_unread(&["sample_size"])?;
+//! let weights = folder.weights(&["text_encoder", "transformer", "vae"])?;
+//! println!("{n_layers} {patch} {:?}", weights.shape("transformer/proj_out.bias"));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! - Everything on disk is untrusted: every length is compared with a limit or with the file before it is used, and
 //!   damage of any kind is a [`CheckpointError`] that names the file, never a panic and never a silently wrong tensor.
 //! - Pickle files are never opened, because reading one runs code; the error says how to convert it.

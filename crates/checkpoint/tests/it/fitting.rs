@@ -38,7 +38,7 @@ fn spec(kind: WeightKind, sources: &[&str], shape: &[usize]) -> WeightSpec {
 }
 
 #[test]
-fn equal_sets_of_tensors_match_and_extents_of_one_do_not_count_where_they_are_harmless() {
+fn equal_sets_of_tensors_match_and_a_pointwise_kernel_is_a_matrix() {
     let folder = temp();
     let weights = weights(
         folder.path(),
@@ -47,7 +47,7 @@ fn equal_sets_of_tensors_match_and_extents_of_one_do_not_count_where_they_are_ha
             ("k", &[4, 8]),
             ("proj", &[8, 8, 1, 1]),
             ("conv", &[8, 4, 3, 3]),
-            ("gamma", &[8, 1, 1, 1]),
+            ("gamma", &[8]),
             ("pos", &[1, 16, 8]),
             ("scale", &[]),
             ("position_ids", &[1, 77]),
@@ -59,8 +59,8 @@ fn equal_sets_of_tensors_match_and_extents_of_one_do_not_count_where_they_are_ha
         spec(WeightKind::Matrix, &["proj"], &[8, 8]),
         spec(conv, &["conv"], &[8, 4, 3, 3]),
         spec(WeightKind::Vector, &["gamma"], &[8]),
-        spec(WeightKind::Table, &["pos"], &[16, 8]),
-        spec(WeightKind::Vector, &["scale"], &[1]),
+        spec(WeightKind::Vector, &["pos"], &[1, 16, 8]),
+        spec(WeightKind::Vector, &["scale"], &[]),
     ];
     weights.check(&specs, &["*position_ids"]).unwrap();
     weights.check(&specs, &["net/pos*"]).unwrap();
@@ -112,6 +112,8 @@ fn shapes_that_only_look_alike_do_not_fit() {
             ("x", &[3, 8]),
             ("y", &[3, 7]),
             ("t", &[8, 1, 16]),
+            ("u", &[4]),
+            ("one", &[8, 1, 1]),
         ],
     );
     let conv = WeightKind::Conv { stride: 1 };
@@ -123,6 +125,8 @@ fn shapes_that_only_look_alike_do_not_fit() {
         spec(WeightKind::Matrix, &["x", "x"], &[8, 6]),
         spec(WeightKind::Matrix, &["x", "x"], &[5, 8]),
         spec(WeightKind::Table, &["t"], &[8, 16]),
+        spec(WeightKind::Matrix, &["u"], &[4, 1]),
+        spec(WeightKind::Vector, &["one"], &[1, 8]),
         spec(WeightKind::Matrix, &[], &[8, 8]),
     ];
     for case in cases {
