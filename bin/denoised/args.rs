@@ -245,7 +245,9 @@ mod tests {
     fn sizes_are_two_positive_numbers() {
         assert_eq!(parse_size("512x768"), Ok((512, 768)));
         assert_eq!(parse_size("64X64"), Ok((64, 64)));
-        for bad in ["", "512", "512x", "x512", "0x64", "64x0", "-1x64", "1e3x64", "64x64x3"] {
+        for bad in [
+            "", "512", "512x", "x512", "0x64", "64x0", "-1x64", "1e3x64", "64x64x3",
+        ] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
     }
@@ -271,9 +273,18 @@ mod tests {
     #[test]
     fn all_that_is_left_out_is_the_models_choice() {
         let args = generate(&["a red apple"]).unwrap();
-        assert_eq!((args.steps, args.guidance, args.size, args.seed), (None, None, None, None));
-        assert_eq!((args.n_images, args.world.workers, args.world.executor.as_str()), (1, 1, "mp"));
+        assert_eq!(
+            (args.steps, args.guidance, args.size, args.seed),
+            (None, None, None, None)
+        );
+        assert_eq!(
+            (args.n_images, args.world.workers, args.world.executor.as_str()),
+            (1, 1, "mp")
+        );
         assert_eq!(generate(&["p", "--guidance", "-1"]).unwrap().guidance, Some(-1.0));
-        assert_eq!(generate(&["p", "--seed", "18446744073709551615"]).unwrap().seed, Some(u64::MAX));
+        assert_eq!(
+            generate(&["p", "--seed", "18446744073709551615"]).unwrap().seed,
+            Some(u64::MAX)
+        );
     }
 }

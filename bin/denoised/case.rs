@@ -38,19 +38,32 @@ impl Case {
     /// `InvalidRequest` naming the file and what is missing, damaged or not understood.
     pub(crate) fn read(folder: &Path) -> Result<Self, Error> {
         if !folder.is_dir() {
-            return Err(Error::usage(format!("there is no case folder {}", folder.display())));
+            return Err(Error::usage(format!(
+                "there is no case folder {}",
+                folder.display()
+            )));
         }
         let path = folder.join("reference.json");
         let document = read_json(&path)?;
         let in_file = |message: String| Error::usage(format!("{}: {message}", path.display()));
-        let field = |name: &str| document.get(name).ok_or_else(|| in_file(format!("there is no `{name}`")));
+        let field = |name: &str| {
+            document
+                .get(name)
+                .ok_or_else(|| in_file(format!("there is no `{name}`")))
+        };
         let call = field("call")?
             .as_object()
             .ok_or_else(|| in_file("`call` is no object".to_owned()))?;
         let seed = field("seed")?
             .as_u64()
             .ok_or_else(|| in_file("`seed` is no unsigned integer".to_owned()))?;
-        let text = |name: &str| document.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text = |name: &str| {
+            document
+                .get(name)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
         let (requests, is_batch) = requests_of(call, seed).map_err(in_file)?;
         let model = folder.join("model");
         if !model.is_dir() {
@@ -88,7 +101,8 @@ impl Case {
 }
 
 fn read_json(path: &Path) -> Result<Value, Error> {
-    let unreadable = |cause: &dyn std::fmt::Display| Error::usage(format!("cannot read {}: {cause}", path.display()));
+    let unreadable =
+        |cause: &dyn std::fmt::Display| Error::usage(format!("cannot read {}: {cause}", path.display()));
     let file = File::open(path).map_err(|cause| unreadable(&cause))?;
     let mut text = String::new();
     file.take(MAX_JSON_BYTES + 1)
@@ -112,7 +126,10 @@ fn requests_of(call: &Map<String, Value>, seed: u64) -> Result<(Vec<GenerateRequ
     let (prompts, is_batch) = match call.get("prompt") {
         Some(Value::String(prompt)) => (vec![prompt.clone()], false),
         Some(Value::Array(list)) if !list.is_empty() => {
-            let prompts: Option<Vec<String>> = list.iter().map(|prompt| prompt.as_str().map(str::to_owned)).collect();
+            let prompts: Option<Vec<String>> = list
+                .iter()
+                .map(|prompt| prompt.as_str().map(str::to_owned))
+                .collect();
             (prompts.ok_or("`prompt` has an element that is no string")?, true)
         }
         _ => return Err("`prompt` is neither a string nor a list of strings".to_owned()),
@@ -124,7 +141,8 @@ fn requests_of(call: &Map<String, Value>, seed: u64) -> Result<(Vec<GenerateRequ
             "prompt" => {}
             "prompt_2" | "prompt_3" if value.is_null() || Some(value) == call.get("prompt") => {}
             "negative_prompt" => negatives = negatives_of(value, prompts.len()).ok_or_else(refused)?,
-            "negative_prompt_2" | "negative_prompt_3" if value.is_null() || Some(value) == call.get("negative_prompt") => {}
+            "negative_prompt_2" | "negative_prompt_3"
+                if value.is_null() || Some(value) == call.get("negative_prompt") => {}
             "height" => shared.height = Some(number(value).ok_or_else(refused)?),
             "width" => shared.width = Some(number(value).ok_or_else(refused)?),
             "num_inference_steps" => shared.n_steps = Some(number(value).ok_or_else(refused)?),
@@ -141,11 +159,14 @@ fn requests_of(call: &Map<String, Value>, seed: u64) -> Result<(Vec<GenerateRequ
             _ => return Err(refused()),
         }
     }
-    let requests = prompts.into_iter().zip(negatives).map(|(prompt, negative_prompt)| GenerateRequest {
-        prompt,
-        negative_prompt,
-        ..shared.clone()
-    });
+    let requests = prompts
+        .into_iter()
+        .zip(negatives)
+        .map(|(prompt, negative_prompt)| GenerateRequest {
+            prompt,
+            negative_prompt,
+            ..shared.clone()
+        });
     Ok((requests.collect(), is_batch))
 }
 
@@ -157,9 +178,10 @@ fn negatives_of(value: &Value, n_prompts: usize) -> Option<Vec<Option<String>>> 
     match value {
         Value::Null => Some(vec![None; n_prompts]),
         Value::String(negative) => Some(vec![Some(negative.clone()); n_prompts]),
-        Value::Array(list) if list.len() == n_prompts => {
-            list.iter().map(|negative| negative.as_str().map(|text| Some(text.to_owned()))).collect()
-        }
+        Value::Array(list) if list.len() == n_prompts => list
+            .iter()
+            .map(|negative| negative.as_str().map(|text| Some(text.to_owned())))
+            .collect(),
         _ => None,
     }
 }
@@ -176,7 +198,9 @@ mod tests {
     #[test]
     fn the_cases_of_this_repository_are_read() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-        for (name, n_steps, latents_shape) in [("sd35m", 3, [1, 16, 16, 16]), ("emoji-dit", 20, [1, 4, 16, 16])] {
+        for (name, n_steps, latents_shape) in
+            [("sd35m", 3, [1, 16, 16, 16]), ("emoji-dit", 20, [1, 4, 16, 16])]
+        {
             let case = Case::read(&data.join(name)).unwrap();
             assert_eq!((case.name.as_str(), case.family.as_str()), (name, "sd3"));
             assert_eq!((case.requests.len(), case.is_batch), (1, false));

@@ -53,7 +53,13 @@ pub(crate) fn compare(ranks: &[Tensors], reference: &Tensors, renamed: &[(&str, 
 
 fn row(name: String, found: &[Option<&NamedTensor>], expected: Option<&NamedTensor>) -> Row {
     let mut row = Row {
-        shape: found.iter().flatten().next().copied().or(expected).map_or(Vec::new(), |tensor| tensor.shape.clone()),
+        shape: found
+            .iter()
+            .flatten()
+            .next()
+            .copied()
+            .or(expected)
+            .map_or(Vec::new(), |tensor| tensor.shape.clone()),
         limit: match expected {
             Some(tensor) if tensor.dtype != TensorDType::F32 => 0.0,
             _ if name == "image" || name == "seeded.image" => IMAGE_LIMIT,
@@ -102,7 +108,11 @@ fn row(name: String, found: &[Option<&NamedTensor>], expected: Option<&NamedTens
             }
             Err(problem) => {
                 row.error = None;
-                row.problem = Some(if found.len() > 1 { format!("{problem} on rank {rank_idx}") } else { problem });
+                row.problem = Some(if found.len() > 1 {
+                    format!("{problem} on rank {rank_idx}")
+                } else {
+                    problem
+                });
                 break;
             }
         }
@@ -121,19 +131,30 @@ fn compare_one(found: &NamedTensor, expected: &NamedTensor) -> Result<f64, Strin
         return Err(format!("is {:?}, expected {:?}", found.dtype, expected.dtype));
     }
     if found.shape != expected.shape {
-        return Err(format!("has shape {}, expected {}", shown(&found.shape), shown(&expected.shape)));
+        return Err(format!(
+            "has shape {}, expected {}",
+            shown(&found.shape),
+            shown(&expected.shape)
+        ));
     }
     if !found.is_consistent() || !expected.is_consistent() {
         return Err("has another number of elements than its shape".to_owned());
     }
     let (Some(found_values), Some(expected_values)) = (found.to_f32(), expected.to_f32()) else {
-        return Ok(if found.data == expected.data { 0.0 } else { f64::INFINITY });
+        return Ok(if found.data == expected.data {
+            0.0
+        } else {
+            f64::INFINITY
+        });
     };
     if let Some(position) = found_values.iter().position(|value| !value.is_finite()) {
         return Err(format!("is {} at element {position}", found_values[position]));
     }
     if let Some(position) = expected_values.iter().position(|value| !value.is_finite()) {
-        return Err(format!("is {} at element {position} of the reference", expected_values[position]));
+        return Err(format!(
+            "is {} at element {position} of the reference",
+            expected_values[position]
+        ));
     }
     Ok(relative_l2(&found_values, &expected_values))
 }
@@ -238,12 +259,29 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Order of computation: ids, encodings, initial latents, steps, pictures; numbers by value.
 fn order_of(name: &str) -> (usize, u64, usize, String) {
-    const GROUPS: &[&str] = &["token_ids", "encode_prompt", "latents.init", "", "image", "seeded"];
-    let number = || name.rsplit(['.', '_']).next().and_then(|last| last.parse().ok()).unwrap_or(0);
-    if let Some(kind) = ["noise_pred.", "latents.step_"].iter().position(|prefix| name.starts_with(prefix)) {
+    const GROUPS: &[&str] = &[
+        "token_ids",
+        "encode_prompt",
+        "latents.init",
+        "",
+        "image",
+        "seeded",
+    ];
+    let number = || {
+        name.rsplit(['.', '_'])
+            .next()
+            .and_then(|last| last.parse().ok())
+            .unwrap_or(0)
+    };
+    if let Some(kind) = ["noise_pred.", "latents.step_"]
+        .iter()
+        .position(|prefix| name.starts_with(prefix))
+    {
         return (3, number(), kind, name.to_owned());
     }
-    let group = GROUPS.iter().position(|group| !group.is_empty() && name.starts_with(group));
+    let group = GROUPS
+        .iter()
+        .position(|group| !group.is_empty() && name.starts_with(group));
     (group.unwrap_or(GROUPS.len()), 0, 0, name.to_owned())
 }
 
@@ -252,7 +290,9 @@ mod tests {
     use super::*;
 
     fn tensors(list: &[NamedTensor]) -> Tensors {
-        list.iter().map(|tensor| (tensor.name.clone(), tensor.clone())).collect()
+        list.iter()
+            .map(|tensor| (tensor.name.clone(), tensor.clone()))
+            .collect()
     }
 
     fn one(name: &str, values: &[f32]) -> NamedTensor {
@@ -289,7 +329,11 @@ mod tests {
 
     #[test]
     fn nan_infinity_and_a_zero_reference_are_no_way_out() {
-        assert!(problem(&[one("x", &[f32::NAN])], &[one("x", &[1.0])]).unwrap().contains("NaN"));
+        assert!(
+            problem(&[one("x", &[f32::NAN])], &[one("x", &[1.0])])
+                .unwrap()
+                .contains("NaN")
+        );
         assert!(problem(&[one("x", &[f32::INFINITY])], &[one("x", &[1.0])]).is_some());
         assert!(problem(&[one("x", &[f32::NAN])], &[one("x", &[f32::NAN])]).is_some());
         assert!(problem(&[one("x", &[1e-30])], &[one("x", &[0.0])]).is_some());
@@ -309,12 +353,18 @@ mod tests {
     fn names_are_matched_both_ways_and_shapes_must_be_equal() {
         let (x, y) = (one("x", &[1.0]), one("y", &[1.0]));
         assert_eq!(
-            problem(&[x.clone()], &[x.clone(), y.clone()]).as_deref(),
+            problem(std::slice::from_ref(&x), &[x.clone(), y.clone()]).as_deref(),
             Some("in the reference only")
         );
-        assert_eq!(problem(&[x.clone(), y], &[x.clone()]).as_deref(), Some("not in the reference"));
+        assert_eq!(
+            problem(&[x.clone(), y], std::slice::from_ref(&x)).as_deref(),
+            Some("not in the reference")
+        );
         let flat = NamedTensor::from_f32("x", &[1], &[1.0]);
-        assert_eq!(problem(&[flat], &[x]).as_deref(), Some("has shape 1, expected 1x1"));
+        assert_eq!(
+            problem(&[flat], &[x]).as_deref(),
+            Some("has shape 1, expected 1x1")
+        );
     }
 
     #[test]
@@ -345,7 +395,11 @@ mod tests {
     #[test]
     fn sha_256_is_that_of_the_elements() {
         // sha256 of the four bytes 00 00 80 3f, from coreutils' sha256sum.
-        let rows = compare(&[tensors(&[one("x", &[1.0])])], &tensors(&[one("x", &[1.0])]), &[]);
+        let rows = compare(
+            &[tensors(&[one("x", &[1.0])])],
+            &tensors(&[one("x", &[1.0])]),
+            &[],
+        );
         assert_eq!(
             rows[0].sha256,
             ["e00e5eb9444182f352323374ef4e08ebcb784725fdd4fd612d7730540b3e0c8c"]
@@ -371,22 +425,42 @@ mod tests {
 
         let mut short = request(6, 0.25);
         short.pop();
-        assert!(stack(vec![request(5, 0.5), short]).unwrap_err().contains("1 of 2 prompts"));
+        assert!(
+            stack(vec![request(5, 0.5), short])
+                .unwrap_err()
+                .contains("1 of 2 prompts")
+        );
     }
 
     #[test]
     fn rows_come_in_order_of_computation() {
         let mut names = vec![
-            "seeded.image", "image", "latents.step_10", "noise_pred.10", "noise_pred.9", "latents.step_9", "latents.init",
-            "encode_prompt.0.0", "token_ids.2", "token_ids",
+            "seeded.image",
+            "image",
+            "latents.step_10",
+            "noise_pred.10",
+            "noise_pred.9",
+            "latents.step_9",
+            "latents.init",
+            "encode_prompt.0.0",
+            "token_ids.2",
+            "token_ids",
         ];
         names.sort_by_key(|name| order_of(name));
         names.reverse();
         assert_eq!(
             names,
             [
-                "seeded.image", "image", "latents.step_10", "noise_pred.10", "latents.step_9", "noise_pred.9",
-                "latents.init", "encode_prompt.0.0", "token_ids.2", "token_ids",
+                "seeded.image",
+                "image",
+                "latents.step_10",
+                "noise_pred.10",
+                "latents.step_9",
+                "noise_pred.9",
+                "latents.init",
+                "encode_prompt.0.0",
+                "token_ids.2",
+                "token_ids",
             ]
         );
     }

@@ -2,6 +2,7 @@
 
 use denoised_executor::ExecutorError;
 use denoised_types::{ExitCode, Failure, FailureCode};
+use serde_json::json;
 use std::fmt;
 
 /// Why a command failed.
@@ -13,6 +14,15 @@ pub(crate) enum Error {
     Output(String),
     /// `verify` found a difference; the table has said which.
     Difference(String),
+    /// Pictures failed; `--json` has told each one's failure.
+    Pictures {
+        /// The first of them.
+        first: Box<Error>,
+        /// How many.
+        n_failed: usize,
+        /// Of how many.
+        n_pictures: usize,
+    },
 }
 
 impl Error {
@@ -27,6 +37,21 @@ impl Error {
             Self::Failure(failure) => failure.code.as_str(),
             Self::Output(_) => "output",
             Self::Difference(_) => "difference",
+            Self::Pictures { first, .. } => first.code(),
+        }
+    }
+
+    /// What `--json` prints for it.
+    pub(crate) fn to_json_line(&self) -> String {
+        let document = json!({"error": {"code": self.code(), "message": self.to_string()}});
+        format!("{document}\n")
+    }
+
+    /// Whether the command's own `--json` output has told it already.
+    pub(crate) fn is_told_in_json(&self) -> bool {
+        match self {
+            Self::Pictures { .. } | Self::Difference(_) => true,
+            Self::Failure(_) | Self::Output(_) => false,
         }
     }
 
@@ -36,6 +61,7 @@ impl Error {
             Self::Failure(failure) => failure.code.into(),
             Self::Output(_) => ExitCode::Output,
             Self::Difference(_) => ExitCode::Failed,
+            Self::Pictures { first, .. } => first.exit_code(),
         }
     }
 }
@@ -45,6 +71,14 @@ impl fmt::Display for Error {
         match self {
             Self::Failure(failure) => failure.fmt(f),
             Self::Output(message) | Self::Difference(message) => f.write_str(message),
+            Self::Pictures {
+                first, n_pictures: 1, ..
+            } => first.fmt(f),
+            Self::Pictures {
+                first,
+                n_failed,
+                n_pictures,
+            } => write!(f, "{n_failed} of {n_pictures} pictures failed: {first}"),
         }
     }
 }

@@ -22,7 +22,10 @@ static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 /// `Internal` if the system lets no signal be caught or no thread be started.
 pub(crate) fn listen() -> Result<(), Error> {
     let failed = |cause: &dyn std::fmt::Display| {
-        Error::from(Failure::new(FailureCode::Internal, format!("cannot listen for Ctrl-C: {cause}")))
+        Error::from(Failure::new(
+            FailureCode::Internal,
+            format!("cannot listen for Ctrl-C: {cause}"),
+        ))
     };
     let signals = EndSignals::catch(&[Signal::INT, Signal::TERM]).map_err(|cause| failed(&cause))?;
     std::thread::Builder::new()

@@ -41,15 +41,23 @@ fn choose_from(
         return if folder.exists() {
             Ok(folder.to_owned())
         } else {
-            Err(invalid(format!("{origin} {}: there is no such folder", folder.display())))
+            Err(invalid(format!(
+                "{origin} {}: there is no such folder",
+                folder.display()
+            )))
         };
     }
-    let installed = exe_folder.into_iter().flat_map(|folder| INSTALLED.iter().map(|place| folder.join(place)));
+    let installed = exe_folder
+        .into_iter()
+        .flat_map(|folder| INSTALLED.iter().map(|place| folder.join(place)));
     let places: Vec<PathBuf> = installed.chain([source_tree.join(IN_SOURCE)]).collect();
     match places.iter().find(|place| place.join(INDEX).is_file()) {
         Some(place) => Ok(place.clone()),
         None => {
-            let places: Vec<String> = places.iter().map(|place| format!("\n  {}", place.display())).collect();
+            let places: Vec<String> = places
+                .iter()
+                .map(|place| format!("\n  {}", place.display()))
+                .collect();
             Err(invalid(format!(
                 "no model: name a checkpoint folder with --model or DENOISED_MODEL; the demo checkpoint is in none of{}",
                 places.concat()
@@ -85,7 +93,13 @@ mod tests {
         fs::create_dir_all(&exe_folder).unwrap();
         let tree = root.join("tree");
         let found = |asked: Option<&Path>, variable: Option<&Path>| {
-            choose_from(asked, variable.map(|path| path.as_os_str().to_owned()), Some(&exe_folder), &tree).unwrap()
+            choose_from(
+                asked,
+                variable.map(|path| path.as_os_str().to_owned()),
+                Some(&exe_folder),
+                &tree,
+            )
+            .unwrap()
         };
         assert_eq!(found(None, None), source);
 

@@ -145,13 +145,21 @@ fn is_special(path: &Path) -> bool {
 }
 
 fn temporary_beside(path: &Path) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     path.with_file_name(format!(".{name}.{}.part", std::process::id()))
 }
 
 fn new_file(path: &Path) -> io::Result<File> {
     // A file of this name can only be a leftover of a killed process with the same id.
-    OpenOptions::new().write(true).create(true).truncate(true).open(path)
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)
 }
 
 /// Writes a file under a temporary name and renames it when it is whole.
@@ -160,7 +168,10 @@ fn new_file(path: &Path) -> io::Result<File> {
 /// [`Error::Output`] naming the file; nothing of it is left behind.
 pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), Error> {
     if is_special(path) {
-        let filled = OpenOptions::new().write(true).open(path).and_then(|mut file| fill(&mut file));
+        let filled = OpenOptions::new()
+            .write(true)
+            .open(path)
+            .and_then(|mut file| fill(&mut file));
         return filled.map_err(|cause| failed(path, &cause));
     }
     // A link is followed, so that what it points to is replaced and not the link.

@@ -25,7 +25,10 @@ impl Parameters<'_> {
         let resolved = self.resolved;
         vec![
             ("prompt", self.prompt.to_owned()),
-            ("negative prompt", self.negative_prompt.unwrap_or_default().to_owned()),
+            (
+                "negative prompt",
+                self.negative_prompt.unwrap_or_default().to_owned(),
+            ),
             ("steps", resolved.n_steps.to_string()),
             ("guidance", resolved.guidance.to_string()),
             ("size", format!("{}x{}", resolved.width, resolved.height)),
@@ -33,7 +36,10 @@ impl Parameters<'_> {
             ("sampler", resolved.sampler.clone()),
             ("model", self.model_name.to_owned()),
             ("family", self.family.to_owned()),
-            ("Software", concat!("denoised ", env!("CARGO_PKG_VERSION")).to_owned()),
+            (
+                "Software",
+                concat!("denoised ", env!("CARGO_PKG_VERSION")).to_owned(),
+            ),
         ]
     }
 }
@@ -96,7 +102,9 @@ mod tests {
         let bytes = encode(&image, &parameters).unwrap();
         assert_eq!(encode(&image, &parameters).unwrap(), bytes);
 
-        let mut reader = png::Decoder::new(std::io::Cursor::new(&bytes)).read_info().unwrap();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(&bytes))
+            .read_info()
+            .unwrap();
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
         reader.next_frame(&mut pixels).unwrap();
         assert_eq!(pixels, image.rgb);

@@ -80,7 +80,10 @@ mod tests {
     #[test]
     fn one_prompt_per_line_without_blank_lines_and_comments() {
         let text = "\u{feff}a cat\r\n\n   \n# not this\n\\# this\n \\backslash \nlast";
-        assert_eq!(parse(text, "x").unwrap(), ["a cat", "# this", "\\backslash", "last"]);
+        assert_eq!(
+            parse(text, "x").unwrap(),
+            ["a cat", "# this", "\\backslash", "last"]
+        );
     }
 
     #[test]

@@ -18,7 +18,9 @@ pub(crate) fn read(path: &Path) -> Result<Tensors, Error> {
     let file = SafeTensors::open(path).map_err(|error| Error::usage(with_sources(&error)))?;
     let mut tensors = Tensors::new();
     for name in file.tensors().keys() {
-        let raw = file.raw(name).map_err(|error| Error::usage(with_sources(&error)))?;
+        let raw = file
+            .raw(name)
+            .map_err(|error| Error::usage(with_sources(&error)))?;
         let tensor = named(name, &raw).ok_or_else(|| {
             Error::usage(format!(
                 "{}: tensor {name} is {}; a reference holds F32, I64, I32, U8 and BOOL",
@@ -39,7 +41,9 @@ fn named(name: &str, raw: &RawTensor<'_>) -> Option<NamedTensor> {
             "I64" => (TensorDType::I64, raw.bytes.to_vec()),
             "I32" => {
                 let (values, _) = raw.bytes.as_chunks::<4>();
-                let wide = values.iter().flat_map(|&value| i64::from(i32::from_le_bytes(value)).to_le_bytes());
+                let wide = values
+                    .iter()
+                    .flat_map(|&value| i64::from(i32::from_le_bytes(value)).to_le_bytes());
                 (TensorDType::I64, wide.collect())
             }
             "U8" | "BOOL" => (TensorDType::U8, raw.bytes.to_vec()),
@@ -80,7 +84,9 @@ pub(crate) fn write(path: &Path, tensors: &Tensors) -> Result<(), Error> {
     output::write_file(path, |file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
-        tensors.values().try_for_each(|tensor| file.write_all(&tensor.data))
+        tensors
+            .values()
+            .try_for_each(|tensor| file.write_all(&tensor.data))
     })
 }
 
@@ -114,7 +120,10 @@ mod tests {
             },
             NamedTensor::from_f32("empty", &[0, 3], &[]),
         ];
-        let tensors: Tensors = list.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        let tensors: Tensors = list
+            .into_iter()
+            .map(|tensor| (tensor.name.clone(), tensor))
+            .collect();
         write(&path, &tensors).unwrap();
         assert_eq!(read(&path).unwrap(), tensors);
     }
@@ -123,7 +132,12 @@ mod tests {
     fn a_damaged_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("reference.safetensors");
-        assert!(read(&path).unwrap_err().to_string().contains("reference.safetensors"));
+        assert!(
+            read(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("reference.safetensors")
+        );
         std::fs::write(&path, [9, 0, 0, 0, 0, 0, 0, 0, b'{']).unwrap();
         let message = read(&path).unwrap_err().to_string();
         assert!(message.contains("truncated"), "{message}");

@@ -43,10 +43,11 @@ fn arrows() -> BTreeMap<String, Vec<String>> {
         for line in manifest.lines().map(str::trim) {
             if line.starts_with('[') {
                 section = line;
-            } else if section.contains("dependencies") && !section.contains("dev-dependencies") {
-                if let Some(used) = line.strip_prefix("denoised-") {
-                    uses.push(used.split(['.', ' ', '=']).next().unwrap_or_default().to_owned());
-                }
+            } else if section.contains("dependencies")
+                && !section.contains("dev-dependencies")
+                && let Some(used) = line.strip_prefix("denoised-")
+            {
+                uses.push(used.split(['.', ' ', '=']).next().unwrap_or_default().to_owned());
             }
         }
         arrows.insert(name, uses);

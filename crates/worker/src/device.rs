@@ -18,8 +18,9 @@ pub fn open_device(config: &WorkerConfig, world_size: u16) -> Result<Rc<dyn Back
                 Some(n_threads) => n_threads.max(1) as usize,
                 None => (denoised_os::cpu::usable_cores() / usize::from(world_size.max(1))).max(1),
             };
-            let backend = CpuBackend::new(n_threads)
-                .map_err(|error| Failure::new(FailureCode::NoDevice, format!("cannot open device cpu: {error}")))?;
+            let backend = CpuBackend::new(n_threads).map_err(|error| {
+                Failure::new(FailureCode::NoDevice, format!("cannot open device cpu: {error}"))
+            })?;
             Ok(Rc::new(backend))
         }
         Device::Cuda => Err(not_built_in(&config.device)),
@@ -88,7 +89,11 @@ mod tests {
         assert_eq!(code_of("cuda", "f32"), Err(FailureCode::NoDevice));
         assert_eq!(code_of("cuda:1", "bf16"), Err(FailureCode::NoDevice));
         for device in ["", "CPU", "cpu:0", "cuda:", "cuda:-1", "cuda:x", "gpu"] {
-            assert_eq!(code_of(device, "f32"), Err(FailureCode::InvalidRequest), "{device}");
+            assert_eq!(
+                code_of(device, "f32"),
+                Err(FailureCode::InvalidRequest),
+                "{device}"
+            );
         }
         for dtype in ["bf16", "f16", "f64", ""] {
             let failure = check_device("cpu", dtype).unwrap_err();

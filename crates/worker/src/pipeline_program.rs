@@ -8,7 +8,7 @@
 use crate::device::open_device;
 use crate::{Program, Start, StartContext, Started, WaveMember, WaveSink};
 use denoised_models::{Model, Pipeline, Running};
-use denoised_tensor::{Backend, PrepareInput, Prepared, TensorError};
+use denoised_tensor::{Backend, PrepareInput, Prepared};
 use denoised_types::{Failure, FailureCode, Generated, PhaseTimes, Rank, RequestId};
 use denoised_wire::StartPhase;
 use std::time::Instant;
@@ -47,7 +47,11 @@ fn prepare(
         done_bytes: 0,
         total_bytes: 0,
     });
-    let shared = if rank == Rank(0) { None } else { context.await_shared()? };
+    let shared = if rank == Rank(0) {
+        None
+    } else {
+        context.await_shared()?
+    };
     let input = match shared {
         Some(weights) => PrepareInput::Shared(weights),
         None => PrepareInput::Build(model.weight_source()),
@@ -61,26 +65,12 @@ fn prepare(
         };
         backend
             .prepare(model.weight_specs(), input, &mut progress)
-            .map_err(prepare_failure)?
+            .map_err(|error| denoised_models::tensor_failure(&error))?
     };
     if rank == Rank(0) {
         context.publish_shared(prepared.shared.take())?;
     }
     Ok(prepared)
-}
-
-fn prepare_failure(error: TensorError) -> Failure {
-    let code = match error {
-        TensorError::Weight { .. } => FailureCode::InvalidModel,
-        TensorError::OutOfMemory { .. } => FailureCode::OutOfMemory,
-        TensorError::Device(_) => FailureCode::WorkerFailed,
-        TensorError::Shape { .. }
-        | TensorError::DType { .. }
-        | TensorError::Alias { .. }
-        | TensorError::Operand { .. }
-        | TensorError::SharedWeights(_) => FailureCode::Internal,
-    };
-    Failure::new(code, error.to_string())
 }
 
 /// Runs waves of whole generations on one pipeline.
@@ -100,7 +90,11 @@ struct Active {
 impl Active {
     /// The step it is about to do, in words.
     fn phase(&self) -> String {
-        format!("step {} of {}", self.running.step_idx() + 1, self.running.n_steps())
+        format!(
+            "step {} of {}",
+            self.running.step_idx() + 1,
+            self.running.n_steps()
+        )
     }
 }
 
@@ -144,13 +138,15 @@ impl PipelineProgram {
 
     /// Runs one step of `group`, whose members share a batch key, and drops those that ended.
     fn step(&self, group: &mut Vec<Active>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
-        group.retain(|active| match sink.stop_reason(active.request_id, active.deadline_ns) {
-            Some(reason) => {
-                sink.done(active.request_id, Err(reason.during(active.phase())));
-                false
-            }
-            None => true,
-        });
+        group.retain(
+            |active| match sink.stop_reason(active.request_id, active.deadline_ns) {
+                Some(reason) => {
+                    sink.done(active.request_id, Err(reason.during(active.phase())));
+                    false
+                }
+                None => true,
+            },
+        );
         if group.is_empty() {
             return Ok(());
         }
@@ -158,8 +154,10 @@ impl PipelineProgram {
         let mut phases: Vec<String> = group.iter().map(Active::phase).collect();
         let begun_at = Instant::now();
         let outcomes = {
-            let mut members: Vec<&mut dyn Running> =
-                group.iter_mut().map(|active| &mut *active.running as &mut dyn Running).collect();
+            let mut members: Vec<&mut dyn Running> = group
+                .iter_mut()
+                .map(|active| &mut *active.running as &mut dyn Running)
+                .collect();
             self.pipeline.step(&mut members)
         };
         let step_ms = ms_since(begun_at);
@@ -168,7 +166,11 @@ impl PipelineProgram {
             Ok(outcomes) => {
                 return Err(Failure::new(
                     FailureCode::Internal,
-                    format!("a step of {} members returned {} outcomes", group.len(), outcomes.len()),
+                    format!(
+                        "a step of {} members returned {} outcomes",
+                        group.len(),
+                        outcomes.len()
+                    ),
                 ));
             }
             Err(failure) => {
@@ -192,7 +194,11 @@ impl PipelineProgram {
             (Some(Ok(())) | None, _) => {
                 active.times.denoise_ms += step_ms;
                 send_trace(active.request_id, active.running.as_mut(), sink);
-                sink.step(active.request_id, active.running.step_idx(), active.running.n_steps());
+                sink.step(
+                    active.request_id,
+                    active.running.step_idx(),
+                    active.running.n_steps(),
+                );
                 true
             }
         });
@@ -228,7 +234,9 @@ impl Program for PipelineProgram {
     fn run_wave(&mut self, members: Vec<WaveMember>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
         let mut groups: Vec<(u64, Vec<Active>)> = Vec::new();
         for member in members {
-            let Some(active) = self.begin(member, sink)? else { continue };
+            let Some(active) = self.begin(member, sink)? else {
+                continue;
+            };
             let key = active.running.batch_key();
             match groups.iter_mut().find(|(group_key, _)| *group_key == key) {
                 Some((_, group)) => group.push(active),
@@ -330,7 +338,10 @@ mod tests {
     }
 
     fn failure_in(prompt: &str, place: &str) -> Result<(), Failure> {
-        let code = match prompt.split(' ').find_map(|word| word.strip_prefix(place)?.strip_prefix('=')) {
+        let code = match prompt
+            .split(' ')
+            .find_map(|word| word.strip_prefix(place)?.strip_prefix('='))
+        {
             None => return Ok(()),
             Some("non_finite") => FailureCode::NonFinite,
             Some("invalid_request") => FailureCode::InvalidRequest,
@@ -341,7 +352,10 @@ mod tests {
     }
 
     fn fake(running: &mut dyn Running) -> &mut FakeRunning {
-        running.as_any_mut().downcast_mut().expect("made by the fake pipeline")
+        running
+            .as_any_mut()
+            .downcast_mut()
+            .expect("made by the fake pipeline")
     }
 
     impl Pipeline for FakePipeline {
@@ -459,7 +473,10 @@ mod tests {
 
     fn of<'a>(lines: &'a [String], id: &str) -> Vec<&'a str> {
         let prefix = format!("{id} ");
-        lines.iter().filter_map(|line| line.strip_prefix(&prefix)).collect()
+        lines
+            .iter()
+            .filter_map(|line| line.strip_prefix(&prefix))
+            .collect()
     }
 
     #[test]
@@ -489,7 +506,12 @@ mod tests {
             assert_eq!(of(&lines, id).last().unwrap(), &format!("done: seed {id}"));
         }
         // Members of one key go step by step together, so the shorter one ends first.
-        let end_of = |id: &str| lines.iter().position(|line| line.starts_with(&format!("{id} done"))).unwrap();
+        let end_of = |id: &str| {
+            lines
+                .iter()
+                .position(|line| line.starts_with(&format!("{id} done")))
+                .unwrap()
+        };
         assert!(end_of("1") < lines.iter().position(|line| line == "3 step 2/4").unwrap());
     }
 
@@ -527,10 +549,19 @@ mod tests {
 
     #[test]
     fn a_step_without_memory_ends_its_members_and_not_the_rank() {
-        let (lines, result) = run(&[(1, "device=out_of_memory", 3), (2, "", 3), (3, "key=2", 3)], None);
+        let (lines, result) = run(
+            &[(1, "device=out_of_memory", 3), (2, "", 3), (3, "key=2", 3)],
+            None,
+        );
         assert_eq!(result, Ok(()));
-        assert_eq!(of(&lines, "1").last().unwrap(), &"done: out_of_memory, step 2 of 3");
-        assert_eq!(of(&lines, "2").last().unwrap(), &"done: out_of_memory, step 2 of 3");
+        assert_eq!(
+            of(&lines, "1").last().unwrap(),
+            &"done: out_of_memory, step 2 of 3"
+        );
+        assert_eq!(
+            of(&lines, "2").last().unwrap(),
+            &"done: out_of_memory, step 2 of 3"
+        );
         assert_eq!(of(&lines, "3").last().unwrap(), &"done: seed 3");
     }
 

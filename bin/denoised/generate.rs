@@ -1,0 +1,432 @@
+//! `denoised generate`: prompts in, PNG files out.
+
+use crate::args::{GenerateArgs, MAX_IMAGES};
+use crate::error::Error;
+use crate::output::{Target, say, write_stdout};
+use crate::png_file::{self, Parameters};
+use crate::progress::Progress;
+use crate::{interrupt, model_folder, prompts, world};
+use denoised_engine::{
+    Engine, EngineHandle, EngineOptions, RequestEvent, RequestHandle, RequestPolicy, SubmitOptions,
+};
+use denoised_types::{Failure, FailureCode, GenerateRequest, Generated};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::{Duration, Instant};
+
+/// A person who waits longer for a picture can still be waiting for it: Ctrl-C is the way out.
+const DEADLINE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Time for workers to end after the last picture, or after Ctrl-C.
+const CLOSE_BUDGET: Duration = Duration::from_secs(10);
+/// How often waiting looks at Ctrl-C and at all pictures.
+const TURN: Duration = Duration::from_millis(50);
+
+/// One picture of the command.
+#[derive(Clone, Debug)]
+struct Picture {
+    image_idx: usize,
+    prompt: String,
+    seed: u64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The first that stopped it, or [`Error::Pictures`] if pictures failed.
+pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
+    let (pictures, seed_is_random) = pictures_of(args)?;
+    if args.json && args.output.as_os_str() == "-" {
+        return Err(Error::usage(
+            "-o - and --json both write to standard output; name a file",
+        ));
+    }
+    let model = model_folder::choose(args.model.as_deref())?;
+    let seeds: Vec<u64> = pictures.iter().map(|picture| picture.seed).collect();
+    let target = Target::new(&args.output, &seeds)?;
+
+    let progress = Progress::new(!args.quiet && !args.json);
+    let executor = world::start(&args.world, &model, &progress)?;
+    let family = executor
+        .world()
+        .model
+        .map(|model| model.family)
+        .unwrap_or_default();
+    let options = EngineOptions {
+        default_deadline: DEADLINE,
+        ..EngineOptions::default()
+    };
+    let window = 2 * usize::from(args.world.workers);
+    let engine = Engine::start(executor, Box::new(RequestPolicy::new(window)), options)?;
+    let _watched = interrupt::watched(|| {});
+    progress.begin_pictures();
+
+    let mut session = Session {
+        args,
+        engine: &engine,
+        target: &target,
+        progress: &progress,
+        family,
+        model_name: model_folder::name_of(&model),
+        seed_is_random,
+        n_pictures: pictures.len(),
+        n_finished: 0,
+        n_failed: 0,
+        first_failure: None,
+        stop: None,
+    };
+    let outcome = session.run(pictures, window);
+    progress.finish();
+    engine.close(CLOSE_BUDGET);
+    outcome
+}
+
+/// All pictures in order, and whether their seed was drawn here.
+fn pictures_of(args: &GenerateArgs) -> Result<(Vec<Picture>, bool), Error> {
+    let prompts = match (&args.prompt, &args.prompts) {
+        (_, Some(path)) => prompts::read(path)?,
+        (Some(prompt), None) => vec![prompt.clone()],
+        (None, None) => return Err(Error::usage("no prompt")),
+    };
+    let n_pictures = prompts.len().saturating_mul(args.n_images as usize);
+    if n_pictures > MAX_IMAGES {
+        return Err(Error::usage(format!(
+            "{} prompts with {} pictures each are {n_pictures} pictures; at most {MAX_IMAGES} at once",
+            prompts.len(),
+            args.n_images
+        )));
+    }
+    // 32 bits are easier to type again, and enough.
+    let random = || RandomState::new().build_hasher().finish() & u64::from(u32::MAX);
+    let seed = args.seed.unwrap_or_else(random);
+    let all = prompts
+        .iter()
+        .flat_map(|prompt| (0..u64::from(args.n_images)).map(move |i| (prompt, i)));
+    let pictures = all
+        .enumerate()
+        .map(|(image_idx, (prompt, i))| Picture {
+            image_idx,
+            prompt: prompt.clone(),
+            seed: seed.wrapping_add(i),
+        })
+        .collect();
+    Ok((pictures, args.seed.is_none()))
+}
+
+/// A picture that is being computed.
+struct InFlight {
+    picture: Picture,
+    handle: RequestHandle,
+    submitted_at: Instant,
+    n_done: u32,
+    n_steps: u32,
+    end: Option<Result<Box<Generated>, Failure>>,
+}
+
+impl InFlight {
+    fn take(&mut self, event: RequestEvent) {
+        match event {
+            RequestEvent::Queued { .. } => {}
+            RequestEvent::Started { rank } => {
+                tracing::info!("picture {} begun on rank {rank}", self.picture.image_idx)
+            }
+            RequestEvent::Step { n_done, n_steps } => (self.n_done, self.n_steps) = (n_done, n_steps),
+            RequestEvent::Finished(generated) => self.end = Some(Ok(generated)),
+            RequestEvent::Failed(failure) => self.end = Some(Err(failure)),
+        }
+    }
+}
+
+/// The state of one run of the command.
+struct Session<'a> {
+    args: &'a GenerateArgs,
+    engine: &'a EngineHandle,
+    target: &'a Target,
+    progress: &'a Progress,
+    family: String,
+    model_name: String,
+    seed_is_random: bool,
+    n_pictures: usize,
+    n_finished: usize,
+    n_failed: usize,
+    first_failure: Option<Error>,
+    /// Why no further picture is begun.
+    stop: Option<String>,
+}
+
+impl Session<'_> {
+    fn run(&mut self, pictures: Vec<Picture>, window: usize) -> Result<(), Error> {
+        let mut waiting: VecDeque<Picture> = pictures.into();
+        let mut in_flight: VecDeque<InFlight> = VecDeque::new();
+        while !waiting.is_empty() || !in_flight.is_empty() {
+            if interrupt::is_interrupted() && self.stop.is_none() {
+                self.stop = Some("interrupted".to_owned());
+                in_flight.iter().for_each(|one| one.handle.cancel());
+            }
+            if let Some(reason) = &self.stop {
+                let reason = format!("not started: {reason}");
+                for picture in waiting.drain(..) {
+                    let failure = Failure::new(FailureCode::Cancelled, reason.clone());
+                    self.failed(&picture, failure.into())?;
+                }
+            }
+            while in_flight.len() < window
+                && let Some(picture) = waiting.pop_front()
+            {
+                match self
+                    .engine
+                    .submit(self.request_for(&picture), SubmitOptions::default())
+                {
+                    Ok(handle) => in_flight.push_back(InFlight {
+                        picture,
+                        handle,
+                        submitted_at: Instant::now(),
+                        n_done: 0,
+                        n_steps: 0,
+                        end: None,
+                    }),
+                    Err(failure) => {
+                        self.stop_after(&failure);
+                        self.failed(&picture, failure.into())?;
+                        break;
+                    }
+                }
+            }
+            for one in &mut in_flight {
+                while let Some(event) = one.handle.try_next() {
+                    one.take(event);
+                }
+            }
+            // Results are written in order, so the oldest is the one to wait for.
+            let Some(oldest) = in_flight.front_mut() else {
+                continue;
+            };
+            if oldest.end.is_none()
+                && let Some(event) = oldest.handle.next_until(Instant::now() + TURN)
+            {
+                oldest.take(event);
+            }
+            self.show_steps(&in_flight);
+            while let Some(end) = in_flight.front_mut().and_then(|oldest| oldest.end.take()) {
+                let Some(one) = in_flight.pop_front() else { break };
+                match end {
+                    Ok(generated) => self.finished(&one, &generated)?,
+                    Err(failure) => {
+                        self.stop_after(&failure);
+                        self.failed(&one.picture, failure.into())?;
+                    }
+                }
+            }
+        }
+        match self.first_failure.take() {
+            None => Ok(()),
+            Some(first) => Err(Error::Pictures {
+                first: Box::new(first),
+                n_failed: self.n_failed,
+                n_pictures: self.n_pictures,
+            }),
+        }
+    }
+
+    fn request_for(&self, picture: &Picture) -> GenerateRequest {
+        let args = self.args;
+        GenerateRequest {
+            negative_prompt: args.negative.clone(),
+            width: args.size.map(|(width, _)| width),
+            height: args.size.map(|(_, height)| height),
+            n_steps: args.steps,
+            guidance: args.guidance,
+            seed: picture.seed,
+            sampler: args.sampler.clone(),
+            ..GenerateRequest::new(picture.prompt.clone())
+        }
+    }
+
+    /// A failure that the next picture would meet too ends the command; one of this picture alone does not.
+    fn stop_after(&mut self, failure: &Failure) {
+        let is_its_own = match failure.code {
+            FailureCode::NonFinite | FailureCode::DeadlineExceeded => true,
+            FailureCode::InvalidRequest
+            | FailureCode::InvalidModel
+            | FailureCode::NoDevice
+            | FailureCode::OutOfMemory
+            | FailureCode::WorkerLost
+            | FailureCode::WorkerFailed
+            | FailureCode::Cancelled
+            | FailureCode::QueueFull
+            | FailureCode::Closed
+            | FailureCode::Protocol
+            | FailureCode::Internal => false,
+        };
+        if !is_its_own && self.stop.is_none() {
+            self.stop = Some(format!("an earlier picture failed: {}", failure.message));
+        }
+    }
+
+    fn show_steps(&self, in_flight: &VecDeque<InFlight>) {
+        // All pictures have the same number of steps, known once one has begun.
+        let n_steps = in_flight
+            .iter()
+            .map(|one| u64::from(one.n_steps))
+            .max()
+            .unwrap_or(0);
+        if n_steps == 0 {
+            return;
+        }
+        let n_ended = (self.n_finished + self.n_failed) as u64;
+        let n_running: u64 = in_flight.iter().map(|one| u64::from(one.n_done)).sum();
+        let message = format!(
+            "picture {} of {}",
+            (n_ended + 1).min(self.n_pictures as u64),
+            self.n_pictures
+        );
+        self.progress.steps(
+            n_ended * n_steps + n_running,
+            self.n_pictures as u64 * n_steps,
+            message,
+        );
+    }
+
+    fn finished(&mut self, one: &InFlight, generated: &Generated) -> Result<(), Error> {
+        let picture = &one.picture;
+        let resolved = &generated.resolved;
+        let parameters = Parameters {
+            prompt: &picture.prompt,
+            negative_prompt: self.args.negative.as_deref(),
+            resolved,
+            family: &self.family,
+            model_name: &self.model_name,
+        };
+        let bytes = png_file::encode(&generated.image, &parameters).map_err(|cause| {
+            Failure::new(
+                FailureCode::Internal,
+                format!("cannot encode the picture: {cause}"),
+            )
+        })?;
+        if let Err(error) = self.target.write(picture.image_idx, &bytes) {
+            // The next one would not find room either.
+            self.stop = Some(format!("an earlier picture failed: {error}"));
+            return self.failed(picture, error);
+        }
+        self.n_finished += 1;
+        let file = self.target.file(picture.image_idx);
+        if self.args.json {
+            return write_line(&json!({
+                "index": picture.image_idx,
+                "file": file,
+                "prompt": picture.prompt,
+                "negative_prompt": self.args.negative,
+                "seed": resolved.seed,
+                "width": resolved.width,
+                "height": resolved.height,
+                "steps": resolved.n_steps,
+                "guidance": resolved.guidance,
+                "sampler": resolved.sampler,
+                "model": self.model_name,
+                "family": self.family,
+                "rank": generated.rank,
+                "times_ms": {
+                    "encode": generated.times.encode_ms,
+                    "denoise": generated.times.denoise_ms,
+                    "decode": generated.times.decode_ms,
+                    "total": one.submitted_at.elapsed().as_secs_f64() * 1e3,
+                },
+                "warnings": resolved.warnings,
+            }));
+        }
+        self.progress.suspend(|| {
+            for warning in &resolved.warnings {
+                say(&format!("denoised: warning: {warning}"));
+            }
+            if self.args.quiet {
+                return Ok(());
+            }
+            let times = &generated.times;
+            let seconds = (times.encode_ms + times.denoise_ms + times.decode_ms) / 1e3;
+            let line = format!(
+                "seed {}{}, {}x{}, {} steps, {seconds:.2} s",
+                resolved.seed,
+                if self.seed_is_random { " (random)" } else { "" },
+                resolved.width,
+                resolved.height,
+                resolved.n_steps,
+            );
+            match file {
+                Some(file) => write_stdout(format!("{}: {line}\n", file.display()).as_bytes()),
+                // The standard output is the picture.
+                None => {
+                    say(&line);
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    /// Reports a picture that will not be; the error returned is that of reporting.
+    fn failed(&mut self, picture: &Picture, error: Error) -> Result<(), Error> {
+        self.n_failed += 1;
+        let reported = if self.args.json {
+            write_line(&json!({
+                "index": picture.image_idx,
+                "prompt": picture.prompt,
+                "seed": picture.seed,
+                "error": {"code": error.code(), "message": error.to_string()},
+            }))
+        } else {
+            Ok(())
+        };
+        self.first_failure.get_or_insert(error);
+        reported
+    }
+}
+
+fn write_line(value: &Value) -> Result<(), Error> {
+    write_stdout(format!("{value}\n").as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn seeds_of(args: &[&str]) -> (Vec<(usize, String, u64)>, bool) {
+        let cli = Cli::try_parse_from(["denoised", "generate"].iter().chain(args)).unwrap();
+        let Command::Generate(args) = cli.command else {
+            unreachable!("the subcommand is given above")
+        };
+        let (pictures, is_random) = pictures_of(&args).unwrap();
+        let list = pictures
+            .into_iter()
+            .map(|one| (one.image_idx, one.prompt, one.seed));
+        (list.collect(), is_random)
+    }
+
+    #[test]
+    fn picture_i_of_each_prompt_uses_seed_plus_i() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("prompts.txt");
+        std::fs::write(&file, "a\nb\n").unwrap();
+        let (pictures, is_random) =
+            seeds_of(&["--prompts", file.to_str().unwrap(), "--n", "2", "--seed", "7"]);
+        let expected = [(0, "a", 7), (1, "a", 8), (2, "b", 7), (3, "b", 8)];
+        assert_eq!(
+            pictures,
+            expected.map(|(idx, prompt, seed)| (idx, prompt.to_owned(), seed))
+        );
+        assert!(!is_random);
+        let (pictures, _) = seeds_of(&["p", "--seed", "18446744073709551615", "--n", "2"]);
+        assert_eq!((pictures[0].2, pictures[1].2), (u64::MAX, 0));
+    }
+
+    #[test]
+    fn a_seed_that_is_not_given_is_drawn_each_time() {
+        let draw = || {
+            let (pictures, is_random) = seeds_of(&["p"]);
+            assert!(is_random);
+            pictures[0].2
+        };
+        let seeds: std::collections::BTreeSet<u64> = (0..20).map(|_| draw()).collect();
+        assert!(seeds.len() > 15, "{seeds:?}");
+    }
+}

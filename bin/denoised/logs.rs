@@ -1,0 +1,36 @@
+//! Logs go to stderr; how many is said by `-v` or, stronger, by `DENOISED_LOG`.
+
+use crate::output::say;
+use tracing_subscriber::EnvFilter;
+
+/// The variable that workers inherit too.
+pub(crate) const VARIABLE: &str = "DENOISED_LOG";
+
+/// The filter that `-v` given `n_verbose` times stands for.
+pub(crate) fn filter_of(n_verbose: u8) -> &'static str {
+    match n_verbose {
+        0 => "warn",
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    }
+}
+
+/// Starts to log. A filter that cannot be read is told and replaced by the default.
+pub(crate) fn start(n_verbose: u8) {
+    let default = || EnvFilter::new(filter_of(n_verbose));
+    let filter = match std::env::var(VARIABLE) {
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text).unwrap_or_else(|cause| {
+            say(&format!("denoised: warning: {VARIABLE}={text}: {cause}"));
+            default()
+        }),
+        _ => default(),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(true)
+        // It would panic where stderr is closed.
+        .log_internal_errors(false)
+        .init();
+}

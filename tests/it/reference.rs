@@ -1,0 +1,203 @@
+//! Every stored case against what diffusers computed, on every kind of world; the bits must be the same in all of them.
+
+use crate::support::{case, copy_of, run};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Executor, workers, threads per worker.
+const WORLDS: [(&str, &str, &str); 6] = [
+    ("uni", "1", "1"),
+    ("uni", "1", "2"),
+    ("mp", "1", "1"),
+    ("mp", "1", "2"),
+    ("mp", "3", "1"),
+    ("mp", "3", "2"),
+];
+
+/// Name to SHA-256 of every tensor of a run that was right.
+fn verified(folder: &Path, case: &Path, world: (&str, &str, &str)) -> BTreeMap<String, String> {
+    let (executor, workers, threads) = world;
+    let case = case.to_str().expect("a readable path");
+    let args = [
+        "verify",
+        case,
+        "--executor",
+        executor,
+        "--workers",
+        workers,
+        "--threads",
+        threads,
+        "--json",
+    ];
+    let lines = run(folder, &args).expect_code(0).json_lines();
+    assert_eq!((lines.len(), &lines[0]["ok"]), (1, &Value::Bool(true)));
+    let tensors = lines[0]["tensors"].as_array().expect("a list of tensors");
+    let sum_of = |tensor: &Value| {
+        let name = tensor["name"].as_str().expect("a name").to_owned();
+        let sum = tensor["sha256"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{world:?}: no one sum of {name}"));
+        assert!(tensor["problem"].is_null(), "{tensor}");
+        (name, sum.to_owned())
+    };
+    tensors.iter().map(sum_of).collect()
+}
+
+#[track_caller]
+fn all_worlds_agree(name: &str, n_tensors: usize) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut first = None;
+    for world in WORLDS {
+        let sums = verified(folder.path(), &case(name), world);
+        assert_eq!(sums.len(), n_tensors, "{sums:?}");
+        let first = first.get_or_insert_with(|| sums.clone());
+        assert_eq!(*first, sums, "{world:?} differs from {:?}", WORLDS[0]);
+    }
+}
+
+// Tensors: ids of two tokenizers, four encodings, initial latents (given and from the seed), prediction and latents of each step,
+// two pictures.
+#[test]
+fn sd35m_is_right_and_the_same_in_every_world() {
+    all_worlds_agree("sd35m", 2 + 4 + 2 + 2 * 3 + 2);
+}
+
+#[test]
+fn emoji_dit_is_right_and_the_same_in_every_world() {
+    all_worlds_agree("emoji-dit", 2 + 4 + 2 + 2 * 20 + 2);
+}
+
+#[test]
+fn the_table_names_every_tensor_and_the_dump_can_be_verified_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = folder.path();
+    let sd35m = case("sd35m");
+    let args = [
+        "verify",
+        sd35m.to_str().expect("a readable path"),
+        "--dump",
+        "ours.safetensors",
+    ];
+    let table = run(folder, &args).expect_code(0).text();
+    for word in [
+        "token_ids.2",
+        "encode_prompt.3.0",
+        "latents.step_2",
+        "seeded.image",
+        "16 tensors, all right on 1 rank(s)",
+    ] {
+        assert!(table.contains(word), "no `{word}` in\n{table}");
+    }
+    // With our own tensors as the reference, the error of each is 0; the extra one has no place in a reference.
+    let again = folder.join("again");
+    copy_of(&sd35m, &again);
+    fs::copy(
+        folder.join("ours.safetensors"),
+        again.join("reference.safetensors"),
+    )
+    .expect("it was dumped");
+    let lines = run(folder, &["verify", "again", "--json"])
+        .expect_code(1)
+        .json_lines();
+    let problems: Vec<&str> = lines[0]["tensors"]
+        .as_array()
+        .expect("a list of tensors")
+        .iter()
+        .filter(|tensor| {
+            !tensor["problem"].is_null() || tensor["error"].as_f64().is_some_and(|error| error > 0.0)
+        })
+        .filter_map(|tensor| tensor["name"].as_str())
+        .collect();
+    assert_eq!(problems, ["seeded.latents.init"]);
+}
+
+/// A copy of sd35m with its reference changed, verified; returns the names that are wrong.
+fn wrong_after(change: impl FnOnce(&mut serde_json::Map<String, Value>, &mut Vec<u8>)) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    copy_of(&case("sd35m"), &folder.path().join("case"));
+    let path = folder.path().join("case/reference.safetensors");
+    let bytes = fs::read(&path).expect("it is there");
+    let header_bytes = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let mut header: serde_json::Map<String, Value> =
+        serde_json::from_slice(&bytes[8..8 + header_bytes]).expect("it is JSON");
+    let mut data = bytes[8 + header_bytes..].to_vec();
+    change(&mut header, &mut data);
+    let header = Value::Object(header).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    fs::write(&path, bytes).expect("it can be written");
+
+    let outcome = run(folder.path(), &["verify", "case", "--json"]).expect_code(1);
+    let lines = outcome.json_lines();
+    assert_eq!(lines[0]["ok"], false);
+    let tensors = lines[0]["tensors"].as_array().expect("a list of tensors");
+    let wrong = tensors.iter().filter(|tensor| !tensor["problem"].is_null());
+    wrong
+        .map(|tensor| tensor["name"].as_str().expect("a name").to_owned())
+        .collect()
+}
+
+fn first_element(header: &serde_json::Map<String, Value>, name: &str) -> usize {
+    header[name]["data_offsets"][0].as_u64().expect("an offset") as usize
+}
+
+#[test]
+fn one_wrong_element_is_found() {
+    let wrong = wrong_after(|header, data| {
+        let at = first_element(header, "latents.step_1");
+        data[at..at + 4].copy_from_slice(&1000f32.to_le_bytes());
+    });
+    assert_eq!(wrong, ["latents.step_1"]);
+    let wrong = wrong_after(|header, data| {
+        let at = first_element(header, "token_ids");
+        data[at] ^= 1;
+    });
+    assert_eq!(wrong, ["token_ids"]);
+    let wrong = wrong_after(|header, data| {
+        let at = first_element(header, "image");
+        data[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    assert_eq!(wrong, ["image"]);
+}
+
+#[test]
+fn a_tensor_on_one_side_only_is_found() {
+    let wrong = wrong_after(|header, _| {
+        let entry = header.remove("noise_pred.1").expect("it is there");
+        header.insert("noise_pred.7".to_owned(), entry);
+    });
+    assert_eq!(wrong, ["noise_pred.1", "noise_pred.7"]);
+    let wrong = wrong_after(|header, _| header["image"]["shape"] = serde_json::json!([3, 1, 128, 128]));
+    assert_eq!(wrong, ["image"]);
+}
+
+#[test]
+fn a_case_that_cannot_be_run_is_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = folder.path();
+    let outcome = run(folder, &["verify", "absent"]).expect_code(2);
+    assert!(outcome.stderr.contains("absent"), "{}", outcome.stderr);
+
+    copy_of(&case("sd35m"), &folder.join("case"));
+    let path = folder.join("case/reference.json");
+    let text = fs::read_to_string(&path).expect("it is there");
+    fs::write(
+        &path,
+        text.replace("\"num_images_per_prompt\": 1", "\"clip_skip\": 1"),
+    )
+    .expect("it can be written");
+    let outcome = run(folder, &["verify", "case"]).expect_code(2);
+    assert!(outcome.stderr.contains("`clip_skip` = 1"), "{}", outcome.stderr);
+
+    fs::write(&path, text.replace("\"sd3\"", "\"sdxl\"")).expect("it can be written");
+    let outcome = run(folder, &["verify", "case"]).expect_code(2);
+    assert!(outcome.stderr.contains("sdxl"), "{}", outcome.stderr);
+
+    fs::write(&path, text).expect("it can be written");
+    fs::remove_dir_all(folder.join("case/model/vae")).expect("it is there");
+    let outcome = run(folder, &["verify", "case", "--json"]).expect_code(3);
+    assert_eq!(outcome.json_lines()[0]["error"]["code"], "invalid_model");
+}
