@@ -55,7 +55,10 @@ impl Deadline {
 
     /// The moment `wait` later.
     pub fn plus(self, wait: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX)))
+        Self(
+            self.0
+                .saturating_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 
     /// The nearer of two deadlines.

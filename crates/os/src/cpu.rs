@@ -19,21 +19,16 @@ pub fn allowed_core_ids() -> Result<Vec<usize>, OsError> {
         .collect())
 }
 
-/// Lets the calling thread run on core `core_idx` alone.
+/// Lets the calling thread run on the cores `core_ids` alone; processes it starts inherit that.
 ///
 /// # Errors
-/// No such core, or it is not among the allowed ones.
-pub fn pin_thread(core_idx: usize) -> Result<(), OsError> {
-    let action = "pin the thread to a core";
-    if core_idx >= CpuSet::MAX_CPU {
-        return Err(OsError {
-            action,
-            source: std::io::ErrorKind::InvalidInput.into(),
-        });
-    }
+/// No core among them is one this process may use.
+pub fn pin_thread(core_ids: &[usize]) -> Result<(), OsError> {
     let mut set = CpuSet::new();
-    set.set(core_idx);
-    rustix::thread::sched_setaffinity(None, &set).map_err(OsError::of(action))
+    for &core_idx in core_ids.iter().filter(|&&core_idx| core_idx < CpuSet::MAX_CPU) {
+        set.set(core_idx);
+    }
+    rustix::thread::sched_setaffinity(None, &set).map_err(OsError::of("pin the thread to cores"))
 }
 
 #[cfg(test)]
@@ -45,10 +40,10 @@ mod tests {
         assert!(usable_cores() >= 1);
         let core_idx = allowed_core_ids().unwrap()[0];
         let seen = std::thread::spawn(move || {
-            pin_thread(core_idx).unwrap();
+            pin_thread(&[core_idx]).unwrap();
             allowed_core_ids().unwrap()
         });
         assert_eq!(seen.join().unwrap(), [core_idx]);
-        assert!(pin_thread(usize::MAX).is_err());
+        assert!(pin_thread(&[usize::MAX]).is_err());
     }
 }

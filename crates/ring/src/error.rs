@@ -33,7 +33,8 @@ pub enum RingError {
     /// The writer closed the ring, and all its records have been read.
     #[error("the ring is closed")]
     Closed,
-    /// Every reader has left or was evicted: nobody would read the record.
+    /// Every reader has left or was evicted: nobody would read the record. That readers left is noticed
+    /// when the writer next looks for room, at the latest once the ring is full.
     #[error("the ring has no reader left")]
     NoReaders,
     /// The wait was cancelled with a [`crate::Canceller`].

@@ -53,6 +53,9 @@
 //! [`total_bytes`] is the formula; nothing else here takes shared memory. [`denoised_os::memory_budget`]
 //! compares it with what is left, and each creation does so again for its own part.
 
+// The models use the ring and the doorbell only.
+#![cfg_attr(loom, allow(dead_code))]
+
 mod alarm;
 mod error;
 mod layout;
@@ -64,6 +67,8 @@ mod writer;
 
 #[cfg(not(loom))]
 mod arena;
+#[cfg(not(loom))]
+pub mod bench;
 mod doorbell;
 #[cfg(not(loom))]
 mod memory;

@@ -191,7 +191,11 @@ impl Writer {
     #[cold]
     fn wait_for_cursors(&mut self, wanted: u64, deadline: Deadline) -> Result<(), RingError> {
         if self.look_at_cursors(wanted) {
-            return Ok(());
+            return if self.readers() == 0 {
+                Err(RingError::NoReaders)
+            } else {
+                Ok(())
+            };
         }
         self.stats.n_full_waits += 1;
         let region = Arc::clone(&self.region);
