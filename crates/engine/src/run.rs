@@ -85,6 +85,8 @@ struct CloseOrder {
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     origin: Instant,
+    /// What the host's clock showed at `origin`.
+    origin_ns: u64,
 }
 
 impl Clock {
@@ -96,6 +98,12 @@ impl Clock {
     /// The first millisecond at or after `at`.
     fn deadline(self, at: Instant) -> Millis {
         self.millis(at.checked_add(Duration::from_nanos(999_999)).unwrap_or(at))
+    }
+
+    /// A moment of the host's clock.
+    fn host_instant(self, at_ns: u64) -> Option<Instant> {
+        self.origin
+            .checked_add(Duration::from_nanos(at_ns.saturating_sub(self.origin_ns)))
     }
 
     /// `None` when the clock cannot show it.
@@ -115,7 +123,15 @@ struct After {
 
 impl After {
     fn run(self) -> Option<Failure> {
-        self.wakers.into_iter().for_each(Waker::wake);
+        for waker in self.wakers {
+            // One owner's broken task is not the other requests' concern.
+            if let Err(cause) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                tracing::error!(
+                    "{}",
+                    panic_failure("the waker of a request's owner", cause.as_ref())
+                );
+            }
+        }
         self.refusal
     }
 }
@@ -159,7 +175,7 @@ impl Shared {
             wake: executor.waker(),
             executor,
             world,
-            clock: Clock { origin },
+            clock: Clock { origin, origin_ns },
             options,
             state: Mutex::new(state),
             closed: Condvar::new(),
@@ -430,7 +446,7 @@ pub(crate) fn run(shared: &Shared) {
     // After a failure nothing is left here and the table is not asked.
     let n_failed = shared.fail_rest(Event::Close);
     if failure.is_none() {
-        let sent = catch_unwind(AssertUnwindSafe(|| carry_out_orders(shared, Instant::now())));
+        let sent = catch_unwind(AssertUnwindSafe(|| carry_out_orders(shared, Duration::ZERO)));
         drop(sent);
     }
     let until = shared.lock().close.map(|close| close.end);
@@ -452,7 +468,7 @@ pub(crate) fn run(shared: &Shared) {
 fn serve(shared: &Shared) {
     let mut n_empty_wakes = 0;
     loop {
-        let is_all_sent = carry_out_orders(shared, Instant::now() + shared.options.dispatch_limit);
+        let is_all_sent = carry_out_orders(shared, shared.options.dispatch_limit);
         let Some(mut until) = next_wake(shared) else {
             return;
         };
@@ -495,17 +511,22 @@ fn next_wake(shared: &Shared) -> Option<Instant> {
     }
 }
 
-/// Tells the executor what the core decided. Returns whether all of it could be told.
-fn carry_out_orders(shared: &Shared, until: Instant) -> bool {
+/// Tells the executor what the core decided, each thing within `limit`. Returns whether all of it could be told.
+fn carry_out_orders(shared: &Shared, limit: Duration) -> bool {
     let mut unsent = Vec::new();
     loop {
         // Taken one at a time: an order that fails may cancel those behind it.
         let Some(order) = shared.lock().orders.pop_front() else {
             break;
         };
+        let until = Instant::now() + limit;
         match order {
             Order::Dispatch(wave) => {
                 let wave_id = wave.wave_id;
+                // Sending is part of the time that the requests have.
+                let deadline_ns = wave.members.iter().map(|member| member.deadline_ns).max();
+                let deadline = deadline_ns.and_then(|at_ns| shared.clock.host_instant(at_ns));
+                let until = deadline.map_or(until, |deadline| deadline.min(until));
                 if let Err(error) = shared.executor.dispatch(wave, until) {
                     tracing::warn!("wave {wave_id} could not be sent: {error}");
                     shared.step(Event::DispatchFailed { wave_id, error });

@@ -48,6 +48,7 @@ struct Owner {
     n_done: u32,
     end: Option<Result<(), FailureCode>>,
     is_cancelled: bool,
+    is_stop_asked: bool,
 }
 
 /// A wave inside the simulated executor.
@@ -130,6 +131,7 @@ impl World {
                     n_done: 0,
                     end: None,
                     is_cancelled: false,
+                    is_stop_asked: false,
                 };
                 self.owners.insert(*request_id, owner);
             }
@@ -183,8 +185,9 @@ impl World {
             }
             Action::Stop(request_ids) => {
                 for request_id in request_ids {
-                    let owner = &self.owners[&request_id];
-                    assert!(owner.is_dispatched);
+                    let owner = self.owners.get_mut(&request_id).unwrap();
+                    assert!(owner.is_dispatched && !owner.is_stop_asked);
+                    owner.is_stop_asked = true;
                     let is_due = owner.deadline <= self.now;
                     assert!(
                         owner.is_cancelled || is_due || self.is_closed,
@@ -364,9 +367,17 @@ impl World {
                 ExecutorEvent::WaveDone { wave_id }
             }
         };
-        let before = self.core.stats().n_finished;
+        let is_certain = matches!(
+            event,
+            ExecutorEvent::RequestDone { .. } | ExecutorEvent::WaveDone { .. }
+        );
+        let before = self.core.stats();
         self.step(Event::Executor(event));
-        assert_eq!(self.core.stats().n_finished, before, "a lie finished a request");
+        let after = self.core.stats();
+        assert_eq!(after.n_finished, before.n_finished, "a lie finished a request");
+        if is_certain && !self.is_failed {
+            assert_eq!(after.n_stray, before.n_stray + 1, "a lie was not counted");
+        }
     }
 
     fn pass_time(&mut self, wait_ms: u64) {

@@ -2,13 +2,14 @@
 //! simulation; here the threads, locks and waits around them are.
 
 use denoised_engine::{
-    Engine, EngineHandle, EngineOptions, Executor, Policy, RequestEvent, RequestHandle, RequestPolicy,
-    SubmitOptions,
+    Engine, EngineHandle, EngineOptions, Executor, Health, Policy, RequestEvent, RequestHandle,
+    RequestPolicy, ShutdownReport, SubmitOptions, WorldInfo,
 };
-use denoised_executor::{ExecutorError, ExecutorEvent};
+use denoised_executor::{CallTarget, ExecutorError, ExecutorEvent, RankReply};
 use denoised_scheduler::{Action, Event, Load, Millis};
 use denoised_testkit::fake_executor::{FakeCall, FakeEnd, FakeExecutor, FakeRun};
-use denoised_types::{Failure, FailureCode, GenerateRequest, Mode, Rank, RequestId, WaveId};
+use denoised_types::{CallId, Failure, FailureCode, GenerateRequest, Mode, Rank, RequestId, WaveId};
+use denoised_wire::Wave;
 use std::{
     pin::pin,
     sync::{
@@ -313,9 +314,9 @@ fn a_deadline_ends_what_waits_and_what_runs() {
         let engine = start(&executor, 4);
         let mut long = request(1);
         long.n_steps = Some(1000);
-        let deadline = Some(Instant::now() + ms(300));
+        let deadline = Some(Instant::now() + ms(1500));
         let running = engine.submit(long, SubmitOptions { deadline }).unwrap();
-        let waiting = submit_for(&engine, 2, ms(30));
+        let waiting = submit_for(&engine, 2, ms(500));
         let patient = submit(&engine, 3);
         let failure = waiting.wait().unwrap_err();
         assert_eq!(failure.code, FailureCode::DeadlineExceeded);
@@ -331,7 +332,7 @@ fn a_worker_deaf_to_the_deadline_does_not_hold_its_owner_and_its_late_result_is_
     watched(|| {
         let executor = FakeExecutor::scripted(1, |member| FakeRun {
             n_steps: 1,
-            step_time: if member.request.seed == 1 { ms(1500) } else { ms(0) },
+            step_time: if member.request.seed == 1 { ms(4000) } else { ms(0) },
             is_deaf: true,
             ..FakeRun::default()
         });
@@ -340,7 +341,7 @@ fn a_worker_deaf_to_the_deadline_does_not_hold_its_owner_and_its_late_result_is_
             ..EngineOptions::default()
         };
         let engine = start_with(&executor, 4, options);
-        let failure = submit_for(&engine, 1, ms(50)).wait().unwrap_err();
+        let failure = submit_for(&engine, 1, ms(500)).wait().unwrap_err();
         assert_eq!(failure.code, FailureCode::DeadlineExceeded);
         assert!(
             failure.message.contains("no result came in 50 ms more"),
@@ -364,7 +365,7 @@ fn a_worker_that_never_stops_ends_the_world() {
             ..EngineOptions::default()
         };
         let engine = start_with(&executor, 4, options);
-        let swallowed = submit_for(&engine, 1, ms(50));
+        let swallowed = submit_for(&engine, 1, ms(500));
         let waiting = submit(&engine, 2);
         assert_eq!(code(swallowed.wait()), FailureCode::DeadlineExceeded);
         let failure = waiting.wait().unwrap_err();
@@ -533,7 +534,10 @@ fn assert_engine_is_dead(engine: &EngineHandle, executor: &FakeExecutor) {
         "{failure}"
     );
     assert!(!engine.health(ms(100)).is_healthy());
+    // Nobody closes it: the thread hears of the panic by itself, long before its longest sleep of 60 s ends.
+    let before = Instant::now();
     until(|| executor.calls().contains(&FakeCall::Shutdown));
+    assert!(before.elapsed() < Duration::from_secs(40));
     assert_eq!(engine.close(LONG).failure, Some(failure));
 }
 
@@ -639,7 +643,7 @@ fn close_while_busy_fails_what_is_left_within_its_budget() {
         let reports: Vec<_> = thread::scope(|scope| {
             let close = || {
                 barrier.wait();
-                engine.close(ms(300))
+                engine.close(ms(1500))
             };
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(close)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -755,6 +759,85 @@ fn the_last_handle_may_be_dropped_on_the_engines_own_thread() {
     });
 }
 
+/// An executor whose wait returns at once, for nothing.
+#[derive(Debug)]
+struct Restless {
+    inner: Arc<FakeExecutor>,
+    n_waits: AtomicUsize,
+}
+
+impl Executor for Restless {
+    fn world(&self) -> WorldInfo {
+        self.inner.world()
+    }
+    fn dispatch(&self, wave: Wave, deadline: Instant) -> Result<CallId, ExecutorError> {
+        self.inner.dispatch(wave, deadline)
+    }
+    fn cancel(&self, requests: &[RequestId], deadline: Instant) -> Result<(), ExecutorError> {
+        self.inner.cancel(requests, deadline)
+    }
+    fn wait_events(&self, _until: Instant) -> Vec<ExecutorEvent> {
+        self.n_waits.fetch_add(1, Ordering::Relaxed);
+        self.inner.wait_events(Instant::now())
+    }
+    fn waker(&self) -> denoised_executor::Waker {
+        self.inner.waker()
+    }
+    fn call(
+        &self,
+        method: &str,
+        args: &[u8],
+        to: CallTarget,
+        at: Instant,
+    ) -> Result<Vec<RankReply>, ExecutorError> {
+        self.inner.call(method, args, to, at)
+    }
+    fn health(&self, limit: Duration) -> Health {
+        self.inner.health(limit)
+    }
+    fn failure(&self) -> Option<Failure> {
+        self.inner.failure()
+    }
+    fn on_failure(&self, callback: Box<dyn FnOnce(&Failure) + Send>) {
+        self.inner.on_failure(callback);
+    }
+    fn shutdown(&self, budget: Duration) -> ShutdownReport {
+        self.inner.shutdown(budget)
+    }
+}
+
+#[test]
+fn an_executor_that_does_not_wait_does_not_make_the_engine_spin() {
+    watched(|| {
+        let inner = FakeExecutor::start(1);
+        let executor = Arc::new(Restless {
+            inner: Arc::clone(&inner),
+            n_waits: AtomicUsize::new(0),
+        });
+        let policy = Box::new(RequestPolicy::new(4));
+        let engine = Engine::start(Arc::clone(&executor) as _, policy, EngineOptions::default()).unwrap();
+        assert_eq!(submit(&engine, 5).wait().unwrap().resolved.seed, 5);
+        thread::sleep(ms(1000));
+        // A thousand at once, then at most one in a millisecond; without the pause it would be hundreds of thousands.
+        let n_waits = executor.n_waits.load(Ordering::Relaxed);
+        assert!(n_waits < 20_000, "{n_waits} waits");
+        // It hears of the world's end also without being told.
+        inner.fail_world_rudely(killed());
+        while !inner.wait_events(Instant::now()).is_empty() {}
+        until(|| inner.calls().contains(&FakeCall::Shutdown));
+        assert_eq!(engine.close(LONG).failure, Some(killed()));
+    });
+}
+
+#[test]
+fn handles_go_to_any_thread() {
+    fn is_send<T: Send>() {}
+    fn is_sync<T: Sync>() {}
+    is_send::<EngineHandle>();
+    is_sync::<EngineHandle>();
+    is_send::<RequestHandle>();
+}
+
 #[test]
 fn an_executor_without_replicas_is_refused() {
     let failure = Engine::start(
@@ -840,7 +923,7 @@ fn in_any_chaos_each_request_ends_exactly_once() {
                     _ => {}
                 }
             });
-            let report = engine.close(ms(200));
+            let report = engine.close(ms(900));
             assert!(report.is_complete);
             let stats = engine.stats();
             assert_eq!((stats.n_queued, stats.n_running), (0, 0));
