@@ -6,11 +6,48 @@
 //! R2. Failing has an order: latch the first cause, fail the pending calls, run callbacks, only then tear down.
 //! R3. Every wait has a deadline. Nobody but this crate signals or reaps a worker.
 //! R4. One thread drives [`Executor::wait_events`]; every other method may be called from any thread at any time.
+//!
+//! ```no_run
+//! use denoised_executor::{CallTarget, Executor, MpExecutor, MpOptions};
+//! use denoised_types::WorkerConfig;
+//! use std::time::{Duration, Instant};
+//!
+//! let config =
+//!     WorkerConfig { model: "model".into(), device: "cpu".into(), dtype: "f32".into(), n_threads: None };
+//! // Two more processes of this program, started with `WORKER_ARG` as their first argument.
+//! let executor = MpExecutor::start(MpOptions::new(2, config), &mut |rank, phase| println!("rank {rank}: {phase}"))?;
+//! let deadline = Instant::now() + Duration::from_secs(1);
+//! for reply in executor.call("echo", b"hello", CallTarget::All, deadline)? {
+//!     assert_eq!(reply.bytes, b"hello");
+//! }
+//! executor.shutdown(Duration::from_secs(5));
+//! # Ok::<(), denoised_executor::ExecutorError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod contract;
+mod options;
+
+mod mp;
+mod uni;
+
+mod start;
+mod stderr;
+mod stop;
+
+mod calls;
+mod gate;
+mod world;
+
+pub mod bench;
 
 pub use contract::{
     CallTarget, Executor, ExecutorError, ExecutorEvent, Health, RankExit, RankReply, ShutdownReport, Waker,
     WorldInfo,
 };
+pub use denoised_link::{LinkSpec, SpinPolicy, WORKER_ARG};
+pub use mp::MpExecutor;
+pub use options::{Limits, MpOptions, StderrSink, UniOptions, WorkerProgram};
+pub use start::Progress;
+pub use uni::UniExecutor;
+pub use world::WorldStats;

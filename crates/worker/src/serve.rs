@@ -12,7 +12,7 @@ use denoised_link::{BootSender, DataReceiver, LinkError, Received, WorkerEnd};
 use denoised_os::{Deadline, now_ns};
 use denoised_types::{CallId, Failure, FailureCode, NamedTensor, RequestId};
 use denoised_wire::{
-    BlobIdx, BootUp, Command, Event, Header, Hello, Member, TensorMeta, Wave, decode_command, split_header,
+    BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, TensorMeta, Wave, decode_command, split_header,
 };
 use std::{
     any::Any,
@@ -97,6 +97,8 @@ fn serve_data(
     weights: &mpsc::Receiver<Option<OwnedFd>>,
     start: &mut dyn Start,
 ) -> Ending {
+    // Whoever started this rank notices by itself if it is gone.
+    let _ = boot.send(&BootUp::Phase(StartPhase::Attached), None);
     let mut context = Context {
         hello,
         shared,

@@ -1,0 +1,267 @@
+//! Workers as processes of this machine.
+
+use crate::{
+    CallTarget, Executor, ExecutorError, ExecutorEvent, Health, Limits, MpOptions, RankReply, ShutdownReport,
+    Waker, WorldInfo, WorldStats,
+    start::{self, Progress, StartedWorld},
+    stderr::StderrTail,
+    stop::{First, Lives, Stopper},
+    world::World,
+};
+use denoised_os::{Deadline, child::Child, poll::Wakeup, poll::wait_readable, signal::Signal};
+use denoised_types::{CallId, Failure, Rank, RequestId};
+use denoised_wire::Wave;
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+/// Budget of the shutdown that dropping does.
+const DROP_BUDGET: Duration = Duration::from_secs(5);
+/// A wait without anything to wait for ends so often, for no other reason than to be bounded.
+const LONG_WAIT: Duration = Duration::from_secs(3600);
+
+/// Worker processes, a monitor thread that watches over them, and the world they form.
+///
+/// Any rank's death ends the world: a new one is started by whoever owns it. Dropping shuts down within five seconds.
+#[derive(Debug)]
+pub struct MpExecutor {
+    shared: Arc<Shared>,
+    monitor: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    world: Arc<World>,
+    processes: Processes,
+    stopper: Stopper,
+    limits: Limits,
+    wakeup: Arc<Wakeup>,
+    quit: AtomicBool,
+}
+
+impl MpExecutor {
+    /// Starts the workers, waits until all are ready, and tells `progress` how far they are.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Start`], with nothing left behind: not enough memory, a program that cannot be started, a rank that failed
+    /// or died, or not all ranks ready in time.
+    pub fn start(options: MpOptions, progress: Progress<'_>) -> Result<Self, ExecutorError> {
+        let StartedWorld {
+            info,
+            end,
+            processes,
+            tails,
+        } = start::start(&options, progress)?;
+        let world_size = info.world_size;
+        let refused = |error: &dyn std::fmt::Display| ExecutorError::Start {
+            kind: "mp",
+            world_size,
+            cause: Failure::new(denoised_types::FailureCode::Internal, error.to_string()),
+            ranks: Vec::new(),
+        };
+        let wakeup = Arc::new(Wakeup::new().map_err(|error| refused(&error))?);
+        let world = Arc::new(World::new(info, options.limits, end));
+        {
+            let wakeup = Arc::clone(&wakeup);
+            world.set_on_latched(Box::new(move || wakeup.ring()));
+        }
+        let shared = Arc::new(Shared {
+            world,
+            processes,
+            stopper: Stopper::default(),
+            limits: options.limits,
+            wakeup,
+            quit: AtomicBool::new(false),
+        });
+        let monitored = Arc::clone(&shared);
+        // Dropping `shared` on an error kills and reaps the children.
+        let monitor = std::thread::Builder::new()
+            .name("executor monitor".to_owned())
+            .spawn(move || monitor(&monitored, tails))
+            .map_err(|error| refused(&error))?;
+        Ok(Self {
+            shared,
+            monitor: Mutex::new(Some(monitor)),
+        })
+    }
+
+    /// Counts of what was sent and dropped.
+    pub fn stats(&self) -> WorldStats {
+        self.shared.world.stats()
+    }
+}
+
+impl Executor for MpExecutor {
+    fn world(&self) -> WorldInfo {
+        self.shared.world.info().clone()
+    }
+
+    fn dispatch(&self, wave: Wave, deadline: Instant) -> Result<CallId, ExecutorError> {
+        self.shared.world.dispatch(wave, deadline)
+    }
+
+    fn cancel(&self, requests: &[RequestId], _deadline: Instant) -> Result<(), ExecutorError> {
+        self.shared.world.cancel(requests)
+    }
+
+    fn wait_events(&self, until: Instant) -> Vec<ExecutorEvent> {
+        self.shared.world.wait_events(until)
+    }
+
+    fn waker(&self) -> Waker {
+        self.shared.world.waker()
+    }
+
+    fn call(
+        &self,
+        method: &str,
+        args: &[u8],
+        target: CallTarget,
+        deadline: Instant,
+    ) -> Result<Vec<RankReply>, ExecutorError> {
+        self.shared.world.call(method, args, target, deadline)
+    }
+
+    fn health(&self, limit: Duration) -> Health {
+        self.shared.world.health(limit)
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.shared.world.failure()
+    }
+
+    fn on_failure(&self, callback: Box<dyn FnOnce(&Failure) + Send>) {
+        self.shared.world.on_failure(callback);
+    }
+
+    fn shutdown(&self, budget: Duration) -> ShutdownReport {
+        let Shared {
+            world,
+            processes,
+            stopper,
+            wakeup,
+            ..
+        } = &*self.shared;
+        let report = stopper.stop(world, processes, budget, First::Graceful);
+        wakeup.ring();
+        report
+    }
+}
+
+impl Drop for MpExecutor {
+    fn drop(&mut self) {
+        self.shutdown(DROP_BUDGET);
+        self.shared.quit.store(true, Ordering::Release);
+        self.shared.wakeup.ring();
+        let monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A failure callback runs on the monitor's thread and may hold the last reference.
+        if let Some(monitor) = monitor
+            && monitor.thread().id() != std::thread::current().id()
+        {
+            // A panic of the monitor has been printed by its own hook.
+            let _ = monitor.join();
+        }
+    }
+}
+
+/// The workers' processes, by rank.
+#[derive(Debug)]
+pub(crate) struct Processes(Vec<Child>);
+
+impl Processes {
+    pub(crate) fn new(children: Vec<Child>) -> Self {
+        Self(children)
+    }
+}
+
+impl Lives for Processes {
+    fn ended(&self, rank_idx: usize) -> Option<String> {
+        match self.0.get(rank_idx)?.try_wait() {
+            Ok(status) => status.map(|status| status.to_string()),
+            Err(error) => Some(format!("is lost ({error})")),
+        }
+    }
+
+    fn wait(&self, deadline: Deadline) {
+        let living = self.0.iter().filter(|child| matches!(child.try_wait(), Ok(None)));
+        let fds: Vec<BorrowedFd<'_>> = living.map(|child| child.as_fd()).collect();
+        if !fds.is_empty() {
+            // A refusal shows in the statuses, which the caller looks at next.
+            let _ = wait_readable(&fds, deadline);
+        }
+    }
+
+    fn signal(&self, rank_idx: usize, signal: Signal) {
+        if let Some(child) = self.0.get(rank_idx) {
+            // One that ended meanwhile needs no signal.
+            let _ = child.signal(signal);
+        }
+    }
+}
+
+/// Watches over the workers until they are gone: passes on their standard error, reaps each before its end is reported, and tears the
+/// world down when it has failed.
+fn monitor(shared: &Shared, mut tails: Vec<StderrTail>) {
+    let Shared {
+        world,
+        processes,
+        stopper,
+        limits,
+        wakeup,
+        quit,
+    } = shared;
+    let mut is_gone = vec![false; tails.len()];
+    let mut is_torn_down = false;
+    loop {
+        let (n_pidfds, ready) = {
+            let living = processes.0.iter().zip(&is_gone).filter(|(_, gone)| !**gone);
+            let mut fds: Vec<BorrowedFd<'_>> = std::iter::once(wakeup.as_fd()).collect();
+            fds.extend(living.map(|(child, _)| child.as_fd()));
+            let n_pidfds = fds.len() - 1;
+            fds.extend(tails.iter().filter_map(StderrTail::fd));
+            match wait_readable(&fds, Deadline::after(LONG_WAIT)) {
+                Ok(ready) => (n_pidfds, ready),
+                Err(error) => {
+                    tracing::error!(%error, "the monitor cannot wait");
+                    std::thread::sleep(Duration::from_millis(100));
+                    (n_pidfds, vec![true; fds.len()])
+                }
+            }
+        };
+        wakeup.clear();
+        let mut tails_ready = ready[1 + n_pidfds..].iter();
+        for tail in tails.iter_mut().filter(|tail| tail.fd().is_some()) {
+            if tails_ready.next() == Some(&true) {
+                tail.read();
+            }
+        }
+        if ready[1..=n_pidfds].contains(&true) {
+            for (rank_idx, gone) in is_gone.iter_mut().enumerate().filter(|(_, gone)| !**gone) {
+                // Reaped before it is reported, so the status is the true one.
+                let Some(status) = processes.ended(rank_idx) else {
+                    continue;
+                };
+                *gone = true;
+                tails[rank_idx].read_rest();
+                // At most 64 ranks.
+                world.rank_gone(Rank(rank_idx as u16), &status, tails[rank_idx].lines().last());
+            }
+        }
+        if !is_torn_down && world.run_callbacks() {
+            is_torn_down = true;
+            stopper.stop(world, processes, limits.fence, First::Term);
+            // Those that ended meanwhile are collected in the next round.
+            wakeup.ring();
+        }
+        let all_read = is_gone.iter().all(|gone| *gone) && tails.iter().all(|tail| tail.fd().is_none());
+        if stopper.is_done() && (all_read || quit.load(Ordering::Acquire)) {
+            return;
+        }
+    }
+}
