@@ -200,7 +200,7 @@ impl Tensor {
             if extent > 1 && run.0 == 1 {
                 run = runs.pop()?;
             }
-            if run.0 % extent != 0 {
+            if !run.0.is_multiple_of(extent) {
                 return None;
             }
             strides[dim_idx] = run.1;
