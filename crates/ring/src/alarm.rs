@@ -12,13 +12,17 @@ use std::time::Duration;
 /// counted as a missed wake, and none may be.
 const SAFETY_BOUND: Duration = Duration::from_secs(1);
 
+/// Even who may not spin looks this long before it sleeps: far less than a wake-up costs, and enough for a
+/// reader to keep up with a stream without one wake-up per record.
+const LINGER_NS: u64 = 5_000;
+
 /// How long an announcer may be between its store and its ring before the ring counts as missing.
 const RING_GRACE: Duration = Duration::from_millis(250);
 
 /// How a wait spends its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Sleeps at once.
+    /// Sleeps almost at once (after 5 microseconds).
     Sleep,
     /// Looks again and again for `spin_ns` nanoseconds, then sleeps.
     Spin {
@@ -125,10 +129,13 @@ impl Alarm {
 /// Looks until something is found, the spin time is over or the deadline has passed.
 #[inline]
 pub(crate) fn spin<T>(wait: Wait, deadline: Deadline, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let Wait::Spin { spin_ns } = wait else { return None };
     if !sync::MAY_SPIN {
         return None;
     }
+    let spin_ns = match wait {
+        Wait::Sleep => LINGER_NS,
+        Wait::Spin { spin_ns } => spin_ns,
+    };
     let end_ns = sync::now_ns().saturating_add(spin_ns).min(deadline.ns());
     loop {
         // The clock costs more than a look, so it is read once in a while.
