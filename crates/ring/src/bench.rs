@@ -73,7 +73,8 @@ impl Default for Plan {
     fn default() -> Self {
         Self {
             n_rounds: 200,
-            n_records: 5_000_000,
+            n_records: 1_000_000,
+            n_repeats: 7,
             idle_s: 10,
         }
     }
@@ -199,12 +200,22 @@ pub fn run(launcher: &Launcher, plan: &Plan) -> Result<Report, BenchError> {
         round_trips(launcher, plan.n_rounds, 20, Wait::Sleep, &mut n_missed_wakes)?;
     let mut throughput = Vec::new();
     for n_readers in [1, 2, 4] {
-        throughput.push(measure_throughput(
-            launcher,
+        let mut rates = Vec::new();
+        for _ in 0..plan.n_repeats.max(1) {
+            rates.push(records_per_s(
+                launcher,
+                n_readers,
+                plan.n_records,
+                &mut n_missed_wakes,
+            )?);
+        }
+        rates.sort_by(f64::total_cmp);
+        let best_records_per_s = rates[rates.len() - 1];
+        throughput.push(Throughput {
             n_readers,
-            plan.n_records,
-            &mut n_missed_wakes,
-        )?);
+            records_per_s: rates[rates.len() / 2],
+            best_records_per_s,
+        });
     }
     let (empty_delivery, tensor_delivery) = deliveries(launcher, plan.n_rounds, &mut n_missed_wakes)?;
     let idle_core_share = idle(launcher, 8, plan.idle_s)?;
@@ -593,10 +604,7 @@ fn records_per_s(
     }
     let took_s = (now_ns() - start_ns) as f64 / 1e9;
     *n_missed_wakes += writer.stats().n_missed_wakes;
-    Ok(Throughput {
-        n_readers,
-        records_per_s: n_records as f64 / took_s,
-    })
+    Ok(n_records as f64 / took_s)
 }
 
 /// Delivery of an empty record and of a tensor in place, alternating.
