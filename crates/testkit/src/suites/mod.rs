@@ -1,0 +1,3 @@
+//! The same tests for every implementation of a contract.
+
+pub mod executor;
