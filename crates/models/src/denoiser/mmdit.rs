@@ -8,7 +8,7 @@ use super::Denoiser;
 use crate::{ModelError, conditioning::Conditioning, families::within};
 use denoised_checkpoint::Config;
 use denoised_nn::{
-    After, Attend, Conv2d, Ctx, Embedding, FeedForward, Linear, Result, RmsNorm, Scope, TimestepEmbedding,
+    After, Attend, Conv2d, Ctx, FeedForward, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
     TwoLayer, attend, split,
 };
 use denoised_tensor::{Activation, DType, Modulation, PatchOrder, Tensor, TimestepSpec};
@@ -116,7 +116,7 @@ pub(crate) struct Mmdit {
 /// The table of positions, `max_patches` squared rows.
 #[derive(Debug)]
 enum Positions {
-    Stored(Embedding),
+    Stored(Parameter),
     /// For files that leave it out.
     Computed(Vec<f32>),
 }
@@ -127,8 +127,8 @@ impl Mmdit {
         let mut embed = root.at("pos_embed");
         let patches = Conv2d::patches(&mut embed.at("proj"), config.c_in, n, config.patch);
         let positions = if embed.is_stored("pos_embed") {
-            let n_rows = config.max_patches * config.max_patches;
-            Positions::Stored(Embedding::named(&mut embed, "pos_embed", n_rows, n))
+            let shape = [1, config.max_patches * config.max_patches, n];
+            Positions::Stored(Parameter::new(&mut embed, "pos_embed", &shape))
         } else {
             Positions::Computed(position_table(
                 n,
@@ -180,7 +180,7 @@ impl Mmdit {
         let side = self.config.max_patches;
         let dims = [1, side, side, self.config.n_channels()];
         let table = match &self.positions {
-            Positions::Stored(table) => table.table(ctx)?.reshape(&dims)?,
+            Positions::Stored(table) => table.tensor(ctx)?.reshape(&dims)?,
             Positions::Computed(values) => ctx.upload_f32(values, &dims)?,
         };
         let start = |len: usize| side.saturating_sub(len) / 2;
@@ -480,4 +480,106 @@ fn position_table(n_channels: usize, side: usize, base: usize) -> Vec<f32> {
         }
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use denoised_checkpoint::Folder;
+    use denoised_cpu::{CpuBackend, CpuOptions};
+    use denoised_nn::Declare;
+    use denoised_sampler::TorchGenerator;
+    use denoised_tensor::{Backend, PrepareInput};
+    use std::path::Path;
+
+    fn normal(seed: u64, len: usize) -> Vec<f32> {
+        let mut values = vec![0.0; len];
+        TorchGenerator::new(seed).fill_normal(&mut values);
+        values
+    }
+
+    fn relative_error(ours: &[f32], theirs: &[f32]) -> f64 {
+        let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        let difference = sum(&mut ours
+            .iter()
+            .zip(theirs)
+            .map(|(a, b)| f64::from(*a) - f64::from(*b)));
+        difference / sum(&mut theirs.iter().map(|b| f64::from(*b)))
+    }
+
+    #[test]
+    fn one_weighted_token_does_for_256_equal_ones() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/sd35m/model");
+        let folder = Folder::open(&path).expect("a case");
+        let config = MmditConfig::read(&folder.config("transformer").expect("a config")).expect("supported");
+        let weights = folder.weights(&["transformer"]).expect("weights");
+        let mut declare = Declare::new(weights.names());
+        let mmdit = Mmdit::new(&mut declare.at("transformer/"), config);
+        let backend = CpuBackend::new(CpuOptions::default()).expect("a backend");
+        let input = PrepareInput::Build(&weights);
+        let prepared = backend
+            .prepare(&declare.finish(), input, &mut |_, _| {})
+            .expect("prepared");
+        let ctx = Ctx {
+            backend: &backend,
+            weights: &prepared.weights,
+            dtype: DType::F32,
+        };
+        let (n_tokens, n_joint, n_repeats) = (7, 96, 256);
+        let latents = ctx
+            .upload_f32(&normal(1, 2 * 8 * 12 * 16), &[2, 8, 12, 16])
+            .expect("uploaded");
+        let timesteps = ctx.upload_f32(&[800.0, 3.5], &[2]).expect("uploaded");
+        let pooled = ctx.upload_f32(&normal(2, 2 * 80), &[2, 80]).expect("uploaded");
+        let tokens = normal(3, 2 * n_tokens * n_joint);
+        let mut written_out = Vec::new();
+        for row in tokens.chunks_exact(n_tokens * n_joint) {
+            written_out.extend_from_slice(row);
+            let last = &row[row.len() - n_joint..];
+            (1..n_repeats).for_each(|_| written_out.extend_from_slice(last));
+        }
+        let run = |tokens: &[f32], n_last_repeats: usize| {
+            let dims = [2, tokens.len() / 2 / n_joint, n_joint];
+            let conditioning = Conditioning {
+                tokens: ctx.upload_f32(tokens, &dims).expect("uploaded"),
+                n_last_repeats,
+                pooled: pooled.clone(),
+            };
+            let out = mmdit
+                .forward(&ctx, &latents, &timesteps, &conditioning)
+                .expect("it runs");
+            ctx.download_f32(&out).expect("downloaded")
+        };
+        let error = relative_error(&run(&tokens, n_repeats), &run(&written_out, 1));
+        // Exact in real arithmetic; in f32 the two round differently, as two orders of summation do.
+        assert!(error <= 5e-6, "relative error {error:e}");
+        // The comparison means something: without the weight the result is another one.
+        assert!(relative_error(&run(&tokens, 1), &run(&written_out, 1)) > 1e-3);
+    }
+
+    #[test]
+    fn the_computed_table_is_the_one_in_the_files_to_half_precision() {
+        for (case, n_channels, side, base) in [("sd35m", 32, 24, 8), ("emoji-dit", 128, 16, 8)] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../../tests/data")
+                .join(case);
+            let folder = Folder::open(&path.join("model")).expect("a case");
+            let weights = folder.component("transformer").expect("weights");
+            let stored = weights
+                .weight("pos_embed.pos_embed")
+                .expect("diffusers stores it");
+            let stored: Vec<f32> = stored
+                .bytes
+                .chunks_exact(2)
+                .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect();
+            let computed = position_table(n_channels, side, base);
+            assert_eq!(computed.len(), stored.len());
+            let rounded: Vec<f32> = computed
+                .iter()
+                .map(|x| half::f16::from_f32(*x).to_f32())
+                .collect();
+            assert!(relative_error(&rounded, &stored) < 1e-6, "{case}");
+        }
+    }
 }

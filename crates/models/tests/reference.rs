@@ -1,0 +1,249 @@
+//! Every family against the numbers that diffusers computed (`tests/data`, `scripts/reference`).
+//!
+//! `DENOISED_REFERENCE_CASES` may name folders (separated by `:`) with further cases of the same layout.
+
+mod support;
+
+use denoised_checkpoint::{FileDType, SafeTensors};
+use denoised_types::{Capture, GenerateRequest, NamedTensor, TensorDType};
+use serde_json::Value;
+use std::{collections::BTreeMap, fs, path::Path};
+
+/// Largest relative L2 error of a tensor, and of a picture after the decoder has amplified it.
+const TENSOR_LIMIT: f64 = 1e-4;
+const IMAGE_LIMIT: f64 = 1e-3;
+
+#[test]
+fn sd35m_is_diffusers() {
+    check_case(&support::data("sd35m"));
+}
+
+#[test]
+fn emoji_dit_is_diffusers() {
+    check_case(&support::data("emoji-dit"));
+}
+
+#[test]
+fn further_cases_are_diffusers() {
+    let folders = std::env::var("DENOISED_REFERENCE_CASES").unwrap_or_default();
+    for folder in folders.split(':').filter(|folder| !folder.is_empty()) {
+        check_case(Path::new(folder));
+    }
+}
+
+fn check_case(folder: &Path) {
+    let text = fs::read_to_string(folder.join("reference.json")).expect("a case has a reference.json");
+    let case: Value = serde_json::from_str(&text).expect("JSON");
+    let mut reference = read_tensors(&folder.join("reference.safetensors"));
+    let pipeline = support::load(&folder.join("model"));
+
+    let (requests, is_batch) = requests(&case);
+    let mut requests_with_latents = requests.clone();
+    for (request, latents) in requests_with_latents
+        .iter_mut()
+        .zip(rows(&reference["latents.init"]))
+    {
+        request.latents = Some(latents);
+    }
+    let run_all = |requests: &[GenerateRequest]| -> Vec<support::Outcome> {
+        let run = |request| support::run(&*pipeline, request).expect("the call");
+        requests.iter().map(run).collect()
+    };
+    let given = run_all(&requests_with_latents);
+    let mut tensors = stacked(&given);
+    if is_batch {
+        // One draw made the noise of the whole batch, which is not how requests of their own are made.
+        reference.remove("seeded.image");
+    } else {
+        let seeded = run_all(&requests)
+            .remove(0)
+            .trace
+            .pop()
+            .expect("a trace ends with the picture");
+        tensors.push(NamedTensor {
+            name: "seeded.image".to_owned(),
+            ..seeded
+        });
+    }
+
+    let mut worst: BTreeMap<String, f64> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    let mut compare = |name: &str, ours: &NamedTensor| {
+        let Some(theirs) = reference.remove(name) else {
+            wrong.push(format!("{name} is not in the reference"));
+            return;
+        };
+        let limit = if name.ends_with("image") {
+            IMAGE_LIMIT
+        } else {
+            TENSOR_LIMIT
+        };
+        let error = relative_error(ours, &theirs);
+        let group = name.split_once(".step_").map_or(name, |(group, _)| group);
+        let group = group.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
+        let group = if name.starts_with("encode") {
+            name.to_owned()
+        } else {
+            group
+        };
+        let slot = worst.entry(group).or_default();
+        *slot = slot.max(error);
+        if error.is_nan() || error > limit {
+            wrong.push(format!("{name} has the error {error:e}, the limit is {limit:e}"));
+        }
+    };
+    for tensor in &tensors {
+        compare(&tensor.name, tensor);
+    }
+    wrong.extend(reference.keys().map(|name| format!("{name} was not computed")));
+    support::report(&format!("{}: {worst:?}", folder.display()));
+    assert!(wrong.is_empty(), "{}:\n{}", folder.display(), wrong.join("\n"));
+
+    for outcome in &given {
+        check_rounding(outcome);
+    }
+}
+
+/// The 8-bit picture is the float picture, rounded.
+fn check_rounding(outcome: &support::Outcome) {
+    let image = outcome.trace.iter().find(|tensor| tensor.name == "image");
+    let floats = image.and_then(NamedTensor::to_f32).expect("a float picture");
+    let n_pixels = floats.len() / 3;
+    let byte =
+        |channel: usize, pixel: usize| (floats[channel * n_pixels + pixel] * 255.0).round_ties_even() as u8;
+    let rounded: Vec<u8> = (0..n_pixels)
+        .flat_map(|pixel| [0, 1, 2].map(|channel| byte(channel, pixel)))
+        .collect();
+    assert!(rounded == outcome.image.rgb, "the 8-bit picture differs");
+}
+
+/// One request per prompt, and whether the case is a batch of prompts.
+fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
+    let call = case["call"].as_object().expect("a call");
+    let known = [
+        "prompt",
+        "negative_prompt",
+        "width",
+        "height",
+        "num_inference_steps",
+        "guidance_scale",
+        "max_sequence_length",
+        // Without effect at these values, or as long as skip_guidance_layers is not given.
+        "num_images_per_prompt",
+        "callback_on_step_end_tensor_inputs",
+        "skip_layer_guidance_scale",
+        "skip_layer_guidance_stop",
+        "skip_layer_guidance_start",
+    ];
+    let unknown: Vec<_> = call.keys().filter(|key| !known.contains(&key.as_str())).collect();
+    assert!(
+        unknown.is_empty(),
+        "the call has arguments that no request has: {unknown:?}"
+    );
+    let list = |key: &str| match call.get(key) {
+        Some(Value::Array(texts)) => texts
+            .iter()
+            .map(|text| text.as_str().map(str::to_owned))
+            .collect(),
+        Some(Value::String(text)) => vec![Some(text.clone())],
+        _ => vec![None],
+    };
+    let number = |key: &str| call.get(key).and_then(Value::as_u64).map(|n| n as u32);
+    let (prompts, negatives) = (list("prompt"), list("negative_prompt"));
+    let request = |(idx, prompt): (usize, &Option<String>)| GenerateRequest {
+        negative_prompt: negatives[idx.min(negatives.len() - 1)].clone(),
+        width: number("width"),
+        height: number("height"),
+        n_steps: number("num_inference_steps"),
+        guidance: call
+            .get("guidance_scale")
+            .and_then(Value::as_f64)
+            .map(|n| n as f32),
+        seed: case["seed"].as_u64().expect("a seed"),
+        max_sequence_length: number("max_sequence_length"),
+        capture: Capture::Trace,
+        ..GenerateRequest::new(prompt.clone().expect("a prompt"))
+    };
+    (
+        prompts.iter().enumerate().map(request).collect(),
+        call["prompt"].is_array(),
+    )
+}
+
+/// The batch elements of a tensor.
+fn rows(tensor: &NamedTensor) -> Vec<NamedTensor> {
+    let n_bytes = tensor.data.len() / tensor.shape[0] as usize;
+    let row = |data: &[u8]| NamedTensor {
+        shape: [&[1], &tensor.shape[1..]].concat(),
+        data: data.to_vec(),
+        ..tensor.clone()
+    };
+    tensor.data.chunks_exact(n_bytes).map(row).collect()
+}
+
+/// The tensors of several requests as one batch; ids stay apart, as their lengths differ.
+fn stacked(outcomes: &[support::Outcome]) -> Vec<NamedTensor> {
+    let mut all = outcomes[0].trace.clone();
+    for (idx, outcome) in outcomes.iter().enumerate().skip(1) {
+        for (tensor, other) in all[..outcome.trace.len()].to_vec().iter().zip(&outcome.trace) {
+            assert_eq!(tensor.name, other.name);
+            if other.name.starts_with("token_ids") {
+                let name = format!("{}.prompt{idx}", other.name);
+                all.push(NamedTensor {
+                    name,
+                    ..other.clone()
+                });
+            } else {
+                let whole = all
+                    .iter_mut()
+                    .find(|one| one.name == other.name)
+                    .expect("just seen");
+                whole.shape[0] += other.shape[0];
+                whole.data.extend_from_slice(&other.data);
+            }
+        }
+    }
+    all
+}
+
+fn read_tensors(path: &Path) -> BTreeMap<String, NamedTensor> {
+    let file = SafeTensors::open(path).expect("a case has a reference.safetensors");
+    let read = |name: &String| {
+        let raw = file.raw(name).expect("readable");
+        let dtype = match raw.dtype {
+            FileDType::Float(_) => TensorDType::F32,
+            _ => TensorDType::I64,
+        };
+        let tensor = NamedTensor {
+            name: name.clone(),
+            dtype,
+            shape: raw.shape.iter().map(|extent| *extent as u64).collect(),
+            data: raw.bytes.to_vec(),
+        };
+        assert!(tensor.is_consistent(), "{name} is float32 or int64");
+        (name.clone(), tensor)
+    };
+    file.tensors().keys().map(read).collect()
+}
+
+/// `||ours - theirs|| / ||theirs||`; infinite where shapes differ, where ids differ, and where anything is NaN.
+fn relative_error(ours: &NamedTensor, theirs: &NamedTensor) -> f64 {
+    if ours.shape != theirs.shape || ours.dtype != theirs.dtype {
+        return f64::INFINITY;
+    }
+    let (Some(a), Some(b)) = (ours.to_f32(), theirs.to_f32()) else {
+        return if ours.data == theirs.data {
+            0.0
+        } else {
+            f64::INFINITY
+        };
+    };
+    let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = sum(&mut a.iter().zip(&b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    let norm = sum(&mut b.iter().map(|b| f64::from(*b)));
+    match (difference, norm) {
+        (difference, _) if difference.is_nan() => f64::INFINITY,
+        (0.0, 0.0) => 0.0,
+        _ => difference / norm,
+    }
+}
