@@ -17,6 +17,7 @@ use denoised_os::{Deadline, OsError, cpu, now_ns, process};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// First argument of a program started for the other end of a measurement.
 pub const CHILD_ARG: &str = "__ring-bench-end";
@@ -25,6 +26,8 @@ pub const CHILD_ARG: &str = "__ring-bench-end";
 const CHANNEL: &str = "ring_bench";
 /// Longest time that any single step of a measurement may take.
 const PATIENCE_MS: u64 = 60_000;
+/// How long before a sleeping end is surely asleep.
+const FALL_ASLEEP: Duration = Duration::from_micros(200);
 /// Capacity of the rings that are measured.
 const CAPACITY_BYTES: usize = 4 << 20;
 /// Tensor that is handed over in place.
@@ -262,9 +265,10 @@ pub fn child_main() -> Result<(), BenchError> {
             channel.send(b"up", &[], patience())?;
             for round in 0..n_rounds {
                 raw.echo(round, n_per_round, wait);
+                let deadline = patience();
                 for _ in 0..n_per_round {
-                    let record = reader.read(wait, patience())?;
-                    writer.write(&[&record], patience())?;
+                    let record = reader.read(wait, deadline)?;
+                    writer.write(&[&record], deadline)?;
                 }
             }
             let n_missed_wakes = reader.stats().n_missed_wakes + writer.stats().n_missed_wakes;
@@ -277,9 +281,9 @@ pub fn child_main() -> Result<(), BenchError> {
         } => {
             let mut reader = RingMemory::attach(next_fd()?)?.reader(reader_idx)?;
             channel.send(b"up", &[], patience())?;
-            let mut sum = 0u64;
+            let (mut sum, deadline) = (0u64, patience());
             for _ in 0..n_records {
-                let record = reader.read(wait, patience())?;
+                let record = reader.read(wait, deadline)?;
                 sum = record
                     .first_chunk()
                     .map_or(sum, |head| sum.wrapping_add(u64::from_le_bytes(*head)));
@@ -497,11 +501,9 @@ impl Raw {
         }
     }
 
-    fn ask(&self, round: u64, n_per_round: u64, wait: Wait) {
-        for turn in 1..=n_per_round {
-            self.say(0, round * n_per_round + turn, wait);
-            self.hear(1, round * n_per_round + turn, wait);
-        }
+    fn ask(&self, number: u64, wait: Wait) {
+        self.say(0, number, wait);
+        self.hear(1, number, wait);
     }
 
     fn echo(&self, round: u64, n_per_round: u64, wait: Wait) {
@@ -544,17 +546,18 @@ fn round_trips(
     let _pinned = Pinned::to(0);
     let (mut raw_ns, mut ring_ns) = (Vec::new(), Vec::new());
     for round in 0..n_rounds as u64 {
-        let start_ns = now_ns();
-        raw.ask(round, n_per_round, wait);
-        raw_ns.push((now_ns() - start_ns) / n_per_round);
-        let start_ns = now_ns();
-        for turn in 0..n_per_round {
-            writer.write(&[&turn.to_le_bytes()], patience())?;
+        raw_ns.push(mean_ns(n_per_round, wait, |turn| {
+            raw.ask(round * n_per_round + turn + 1, wait);
+            Ok(())
+        })?);
+        let deadline = patience();
+        ring_ns.push(mean_ns(n_per_round, wait, |turn| {
+            writer.write(&[&turn.to_le_bytes()], deadline)?;
             // As an executor does it, which reads many rings.
             waiter
-                .wait(wait, patience(), || reader.is_ready().then_some(()))
+                .wait(wait, deadline, || reader.is_ready().then_some(()))
                 .ok_or(RingError::TimedOut)?;
-            let answer = reader.read(wait, patience())?;
+            let answer = reader.read(wait, deadline)?;
             if *answer != turn.to_le_bytes() {
                 return Err(RingError::Corrupt {
                     position: turn,
@@ -562,11 +565,36 @@ fn round_trips(
                 }
                 .into());
             }
-        }
-        ring_ns.push((now_ns() - start_ns) / n_per_round);
+            Ok(())
+        })?);
     }
     *n_missed_wakes += end.answer()? + waiter.n_missed_wakes() + writer.stats().n_missed_wakes;
     Ok((Times::of(raw_ns), Times::of(ring_ns)))
+}
+
+/// Mean time of a turn. Before each, an end that sleeps is left alone until it is asleep for certain.
+fn mean_ns(
+    n_turns: u64,
+    wait: Wait,
+    mut turn: impl FnMut(u64) -> Result<(), BenchError>,
+) -> Result<u64, BenchError> {
+    let mut sum_ns = 0;
+    match wait {
+        Wait::Spin { .. } => {
+            let start_ns = now_ns();
+            (0..n_turns).try_for_each(turn)?;
+            sum_ns += now_ns() - start_ns;
+        }
+        Wait::Sleep => {
+            for turn_idx in 0..n_turns {
+                std::thread::sleep(FALL_ASLEEP);
+                let start_ns = now_ns();
+                turn(turn_idx)?;
+                sum_ns += now_ns() - start_ns;
+            }
+        }
+    }
+    Ok(sum_ns / n_turns.max(1))
 }
 
 /// Records of 200 bytes per second that one writer gets to all readers.
@@ -593,11 +621,11 @@ fn records_per_s(
         )?;
         ends.push(end);
     }
-    let mut body = [0; 200];
+    let (mut body, deadline) = ([0; 200], patience());
     let start_ns = now_ns();
     for number in 0..n_records {
         body[..8].copy_from_slice(&number.to_le_bytes());
-        writer.write(&[&body], patience())?;
+        writer.write(&[&body], deadline)?;
     }
     for end in &mut ends {
         *n_missed_wakes += end.answer()?;
@@ -662,9 +690,9 @@ fn idle(launcher: &Launcher, n_readers: usize, idle_s: u64) -> Result<f64, Bench
         ends.iter().map(|end| process::cpu_time_ns(end.child.pid())).sum()
     };
     // Lets them fall asleep first.
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
     let (before_ns, start_ns) = (used_ns(&ends)?, now_ns());
-    std::thread::sleep(std::time::Duration::from_secs(idle_s));
+    std::thread::sleep(Duration::from_secs(idle_s));
     let (after_ns, end_ns) = (used_ns(&ends)?, now_ns());
     Ok((after_ns - before_ns) as f64 / (end_ns - start_ns).max(1) as f64)
 }
