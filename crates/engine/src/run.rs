@@ -349,7 +349,7 @@ impl Shared {
 
     /// Asks the core and carries out what it says, up to what must wait for the lock's release.
     fn apply(&self, state: &mut State, event: Event) -> After {
-        let submitted = match &event {
+        let mut submitted = match &event {
             Event::Submit { request_id, .. } => Some(*request_id),
             _ => None,
         };
@@ -363,10 +363,15 @@ impl Shared {
         for action in actions {
             match action {
                 Action::Notify { request_id, event } => {
-                    if submitted == Some(request_id)
-                        && let RequestEvent::Failed(failure) = &event
-                    {
-                        after.refusal = Some(failure.clone());
+                    if submitted == Some(request_id) {
+                        match &event {
+                            // Admitted: whatever comes next goes to its owner.
+                            RequestEvent::Queued { .. } => submitted = None,
+                            RequestEvent::Failed(failure) => after.refusal = Some(failure.clone()),
+                            RequestEvent::Started { .. }
+                            | RequestEvent::Step { .. }
+                            | RequestEvent::Finished(_) => {}
+                        }
                     }
                     state.notify(request_id, event, &mut after.wakers);
                 }

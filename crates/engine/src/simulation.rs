@@ -56,6 +56,8 @@ struct Owner {
 struct Wave {
     rank: Rank,
     members: Vec<RequestId>,
+    /// Since when nobody wants it to go on.
+    unwanted_since: Option<Millis>,
 }
 
 struct World {
@@ -141,7 +143,10 @@ impl World {
                 }
             }
             Event::Executor(ExecutorEvent::WaveDone { wave_id }) => drop(self.waves.remove(wave_id)),
-            Event::DispatchFailed { wave_id, .. } => drop(self.waves.remove(wave_id)),
+            Event::DispatchFailed { wave_id, error } => {
+                self.is_failed |= *error == ExecutorError::Closed;
+                self.waves.remove(wave_id);
+            }
             Event::Executor(ExecutorEvent::WorldFailed(_)) | Event::Fail(_) => self.is_failed = true,
             Event::Drain => self.is_closing = true,
             Event::Close => (self.is_closing, self.is_closed) = (true, true),
@@ -154,7 +159,27 @@ impl World {
         for action in actions {
             self.act(action);
         }
-        self.is_failed |= self.core.failure().is_some();
+        if let Some(failure) = self.core.failure()
+            && !self.is_failed
+        {
+            self.is_failed = true;
+            // Nobody said so: the core has lost patience, with reason and in time.
+            let since = self.waves.values().filter_map(|wave| wave.unwanted_since).min();
+            assert_eq!(
+                since.map(|since| since.plus(STUCK_MS)),
+                Some(self.now),
+                "{failure}"
+            );
+        }
+        for wave in self.waves.values_mut() {
+            let is_unwanted = wave.members.iter().all(|id| {
+                let owner = &self.owners[id];
+                owner.is_stop_asked || owner.end.is_some()
+            });
+            if is_unwanted && wave.unwanted_since.is_none() {
+                wave.unwanted_since = Some(self.now);
+            }
+        }
         self.check();
     }
 
@@ -181,7 +206,14 @@ impl World {
                     );
                     owner.is_dispatched = true;
                 }
-                self.waves.insert(wave.wave_id, Wave { rank, members });
+                self.waves.insert(
+                    wave.wave_id,
+                    Wave {
+                        rank,
+                        members,
+                        unwanted_since: None,
+                    },
+                );
             }
             Action::Stop(request_ids) => {
                 for request_id in request_ids {
