@@ -1,1 +1,36 @@
-//! The op set on CPU threads and SIMD
+//! The op set on CPU threads and SIMD: own kernels, one copy of the weights per host, no framework.
+//!
+//! Knows nothing of layers, families or processes. [`CpuBackend`] checks operands (`operand`) and hands pointers to kernels; kernels
+//! are written once against `simd::Simd` and exist for every [`Isa`].
+//!
+//! - Compute is f32. Activations of other dtypes are refused with [`denoised_tensor::TensorError::DType`] by every op except `copy`
+//!   (which converts), `upload` and `download`; weights of any float dtype are widened once by `prepare`.
+//! - A result depends on the operands, the shape of one batch element and the instruction set: never on the threads, on the batch size
+//!   or on what else is in the batch. How work is cut into tasks may depend on anything, because no sum crosses a task.
+//! - Memory: freed activations are used again (`memory`); weights lie in one sealed block (`weights`). 3x3 kernels that go through
+//!   Winograd's transforms take four times their size; [`CpuOptions::winograd`] switches that off.
+//! - NaN and infinity pass through every op as IEEE arithmetic has it; no clamp swallows a NaN.
+
+mod attention;
+mod backend;
+pub mod bench;
+mod context;
+mod conv;
+mod elementwise;
+mod gemm;
+mod isa;
+mod lookup;
+mod memory;
+mod norm;
+mod operand;
+mod simd;
+mod threads;
+mod weights;
+mod winograd;
+
+pub use backend::{CpuBackend, CpuOptions};
+pub(crate) use context::Context;
+pub use isa::Isa;
+
+#[cfg(target_endian = "big")]
+compile_error!("checkpoints and tensors are little-endian, and so must be the processor");

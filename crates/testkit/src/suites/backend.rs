@@ -7,9 +7,9 @@
 //! Around every operand lies NaN, around every output a mark that must survive. NaN anywhere is a failure.
 
 use denoised_tensor::{
-    Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, GateOrder, Modulation, PatchOrder, PrepareInput,
-    Prepared, Result, RopeStyle, SourceDType, SourceError, SourceTensor, StepArgs, Tensor, TensorError, TimestepSpec,
-    Weight, WeightKind, WeightSource, WeightSpec,
+    Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, GateOrder, Modulation, PatchOrder,
+    PrepareInput, Prepared, Result, RopeStyle, SourceDType, SourceError, SourceTensor, StepArgs, Tensor,
+    TensorError, TimestepSpec, Weight, WeightKind, WeightSource, WeightSpec,
 };
 use std::{borrow::Cow, collections::HashMap};
 
@@ -145,7 +145,13 @@ fn check(case: &Case, got: &[f32], expected: &[f64]) {
     let distance = got.iter().zip(expected).map(square).sum::<f64>().sqrt();
     let norm = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
     let is_close = distance <= case.limit * norm.max(1e-30);
-    assert!(is_close, "{}: relative L2 error {:.2e}, limit {:.0e}", case.name, distance / norm, case.limit);
+    assert!(
+        is_close,
+        "{}: relative L2 error {:.2e}, limit {:.0e}",
+        case.name,
+        distance / norm,
+        case.limit
+    );
 }
 
 /// Runs cases of every op on backends of 1, 2 and 3 threads, alone and inside a batch of three: all bits must agree.
@@ -157,13 +163,22 @@ pub fn results_depend_on_their_batch_element_only(make: &dyn Fn(usize) -> Box<dy
     for (name, op) in OPS {
         for round in 0..n_rounds {
             let case = op(&mut Random::new(round * 104_729 + name.len() as u64));
-            let alone: Vec<_> = (0..3).map(|element| case.run(&*backends[0], &[element])[0].clone()).collect();
+            let alone: Vec<_> = (0..3)
+                .map(|element| case.run(&*backends[0], &[element])[0].clone())
+                .collect();
             for backend in &backends {
                 for elements in [&[0, 1, 2][..], &[2, 0, 1], &[1, 1], &[2]] {
                     for (element, got) in elements.iter().zip(case.run(&**backend, elements)) {
-                        let are_equal = got.iter().zip(&alone[*element as usize]).all(|(a, b)| a.to_bits() == b.to_bits());
+                        let are_equal = got
+                            .iter()
+                            .zip(&alone[*element as usize])
+                            .all(|(a, b)| a.to_bits() == b.to_bits());
                         let n_threads = backend.info().n_threads;
-                        assert!(are_equal, "{}: element {element} of {elements:?}, {n_threads} threads", case.name);
+                        assert!(
+                            are_equal,
+                            "{}: element {element} of {elements:?}, {n_threads} threads",
+                            case.name
+                        );
                     }
                 }
             }
@@ -191,13 +206,21 @@ impl Feed {
 
     /// The layout of an operand; the same for every batch.
     fn place(self, operand: u64) -> Place {
-        self.random(operand, u64::from(u32::MAX)).pick(&[Place::Dense, Place::Columns, Place::Tokens, Place::Both])
+        self.random(operand, u64::from(u32::MAX)).pick(&[
+            Place::Dense,
+            Place::Columns,
+            Place::Tokens,
+            Place::Both,
+        ])
     }
 
     /// An operand `[elements, dims..]`.
     fn put(self, backend: &dyn Backend, operand: u64, elements: &[u64], dims: &[usize]) -> Result<Tensor> {
         let n = dims.iter().product();
-        let data: Vec<f32> = elements.iter().flat_map(|element| self.values(operand, *element, n)).collect();
+        let data: Vec<f32> = elements
+            .iter()
+            .flat_map(|element| self.values(operand, *element, n))
+            .collect();
         put(backend, self.place(operand), &with_batch(elements, dims), &data)
     }
 }
@@ -275,7 +298,10 @@ fn bytes_of(data: &[f32]) -> Vec<u8> {
 }
 
 fn floats_of(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
+    bytes
+        .chunks_exact(4)
+        .map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]))
+        .collect()
 }
 
 fn put(backend: &dyn Backend, place: Place, dims: &[usize], data: &[f32]) -> Result<Tensor> {
@@ -322,9 +348,15 @@ impl Output {
         let data = fetch(backend, &self.view)?;
         let expected = self.place.surround(self.view.dims(), &data, MARK);
         let whole = fetch(backend, &self.whole)?;
-        let is_intact = whole.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+        let is_intact = whole
+            .iter()
+            .zip(&expected)
+            .all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(is_intact, "written outside of {:?}", self.view);
-        Ok(data.chunks_exact(data.len() / self.view.dim(0)).map(<[f32]>::to_vec).collect())
+        Ok(data
+            .chunks_exact(data.len() / self.view.dim(0))
+            .map(<[f32]>::to_vec)
+            .collect())
     }
 }
 
@@ -352,13 +384,24 @@ impl MemorySource {
 
 impl WeightSource for MemorySource {
     fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
-        let (dtype, shape, bytes) = self.0.get(name).ok_or_else(|| SourceError(format!("no tensor {name}")))?;
-        Ok(SourceTensor { dtype: *dtype, shape: shape.clone(), bytes: Cow::Borrowed(bytes) })
+        let (dtype, shape, bytes) = self
+            .0
+            .get(name)
+            .ok_or_else(|| SourceError(format!("no tensor {name}")))?;
+        Ok(SourceTensor {
+            dtype: *dtype,
+            shape: shape.clone(),
+            bytes: Cow::Borrowed(bytes),
+        })
     }
 }
 
 fn spec(names: &[&str], kind: WeightKind, shape: &[usize]) -> WeightSpec {
-    WeightSpec { sources: names.iter().map(|name| (*name).to_owned()).collect(), kind, shape: shape.to_vec() }
+    WeightSpec {
+        sources: names.iter().map(|name| (*name).to_owned()).collect(),
+        kind,
+        shape: shape.to_vec(),
+    }
 }
 
 fn prepare(backend: &dyn Backend, weights: &[(WeightKind, &[usize], &[f32])]) -> Result<Vec<Weight>> {
@@ -369,13 +412,20 @@ fn prepare(backend: &dyn Backend, weights: &[(WeightKind, &[usize], &[f32])]) ->
         source.insert(&name, shape, data);
         specs.push(spec(&[&name], *kind, shape));
     }
-    Ok(backend.prepare(&specs, PrepareInput::Build(&source), &mut |_, _| {})?.weights)
+    Ok(backend
+        .prepare(&specs, PrepareInput::Build(&source), &mut |_, _| {})?
+        .weights)
 }
 
 // ---- functions ----
 
-const ACTIVATIONS: [Activation; 5] =
-    [Activation::None, Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::QuickGelu];
+const ACTIVATIONS: [Activation; 5] = [
+    Activation::None,
+    Activation::Silu,
+    Activation::GeluTanh,
+    Activation::GeluErf,
+    Activation::QuickGelu,
+];
 
 fn activate(activation: Activation, x: f64) -> f64 {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
@@ -462,8 +512,10 @@ impl Finish {
         let whole = with_batch(elements, dims);
         let place = self.feed.place(Self::OUT);
         let n = dims.iter().product();
-        let residual: Vec<f32> =
-            elements.iter().flat_map(|element| self.feed.values(Self::RESIDUAL, *element, n)).collect();
+        let residual: Vec<f32> = elements
+            .iter()
+            .flat_map(|element| self.feed.values(Self::RESIDUAL, *element, n))
+            .collect();
         let (out, residual) = if !self.has_residual {
             (Output::new(backend, place, &whole)?, None)
         } else if self.is_in_place {
@@ -519,12 +571,18 @@ fn linear(random: &mut Random) -> Case {
         run: Box::new(move |backend, elements| {
             let weight = prepare(backend, &[(WeightKind::Matrix, &[n, k], &run_w)])?.remove(0);
             let x = feed.put(backend, 0, elements, &run_in)?;
-            run_finish.run(backend, elements, &out_dims, |epilogue, out| backend.linear(&x, &weight, epilogue, out))
+            run_finish.run(backend, elements, &out_dims, |epilogue, out| {
+                backend.linear(&x, &weight, epilogue, out)
+            })
         }),
         reference: Box::new(move |element| {
             let x = wide(&feed.values(0, element, in_dims.iter().product()));
             let row = |x: &[f64], o: usize| (0..k).map(|i| x[i] * f64::from(w[o * k + i])).sum::<f64>();
-            let products = x.chunks_exact(k).flat_map(|x| (0..n).map(move |o| (x, o))).map(|(x, o)| row(x, o)).collect();
+            let products = x
+                .chunks_exact(k)
+                .flat_map(|x| (0..n).map(move |o| (x, o)))
+                .map(|(x, o)| row(x, o))
+                .collect();
             finish.reference(element, products)
         }),
     }
@@ -550,8 +608,15 @@ fn conv2d(random: &mut Random) -> Case {
     let shape = [c_out, c_in, kernel, kernel];
     let w = feed.values(1, 0, shape.iter().product());
     let finish = Finish::new(random, feed, c_out);
-    let conv_spec = ConvSpec { stride, padding, upsample };
-    let name = format!("conv2d {height}x{width}x{c_in}, {shape:?}, {conv_spec:?}, {:?}", finish.activation);
+    let conv_spec = ConvSpec {
+        stride,
+        padding,
+        upsample,
+    };
+    let name = format!(
+        "conv2d {height}x{width}x{c_in}, {shape:?}, {conv_spec:?}, {:?}",
+        finish.activation
+    );
     let (run_w, run_finish) = (w.clone(), finish.clone());
     Case {
         name,
@@ -559,9 +624,12 @@ fn conv2d(random: &mut Random) -> Case {
         run: Box::new(move |backend, elements| {
             let weight = prepare(backend, &[(WeightKind::Conv { stride }, &shape, &run_w)])?.remove(0);
             let x = feed.put(backend, 0, elements, &[height, width, c_in])?;
-            run_finish.run(backend, elements, &[out_height, out_width, c_out], |epilogue, out| {
-                backend.conv2d(&x, &weight, &conv_spec, epilogue, out)
-            })
+            run_finish.run(
+                backend,
+                elements,
+                &[out_height, out_width, c_out],
+                |epilogue, out| backend.conv2d(&x, &weight, &conv_spec, epilogue, out),
+            )
         }),
         reference: Box::new(move |element| {
             let x = wide(&feed.values(0, element, height * width * c_in));
@@ -570,9 +638,15 @@ fn conv2d(random: &mut Random) -> Case {
                 for o in 0..c_out {
                     let mut sum = 0.0;
                     for (i, j) in (0..kernel).flat_map(|i| (0..kernel).map(move |j| (i, j))) {
-                        let row = (y * stride + i).checked_sub(padding[0]).filter(|row| *row < full_height);
-                        let col = (x_idx * stride + j).checked_sub(padding[1]).filter(|col| *col < full_width);
-                        let (Some(row), Some(col)) = (row, col) else { continue };
+                        let row = (y * stride + i)
+                            .checked_sub(padding[0])
+                            .filter(|row| *row < full_height);
+                        let col = (x_idx * stride + j)
+                            .checked_sub(padding[1])
+                            .filter(|col| *col < full_width);
+                        let (Some(row), Some(col)) = (row, col) else {
+                            continue;
+                        };
                         let pixel = (row / upsample * width + col / upsample) * c_in;
                         for c in 0..c_in {
                             let tap = ((o * c_in + c) * kernel + i) * kernel + j;
@@ -599,21 +673,41 @@ fn attention(random: &mut Random) -> Case {
     let n_heads = n_kv_heads * random.within(1, 2);
     let n_queries = random.pick(&[1, 5, 31, 40, 77, 150, 210]);
     let is_causal = random.within(0, 3) == 0;
-    let n_keys = if is_causal { n_queries } else { random.pick(&[1, 5, 13, 77, 200, 330]) };
+    let n_keys = if is_causal {
+        n_queries
+    } else {
+        random.pick(&[1, 5, 13, 77, 200, 330])
+    };
     let scale = (1.0 / (head_dim as f32).sqrt()) * random.pick(&[1.0, 8.0]);
     // None, or which dimensions the bias has itself.
-    let bias_dims = random.coin().then(|| [random.coin(), random.coin(), random.coin(), random.coin()]);
+    let bias_dims = random
+        .coin()
+        .then(|| [random.coin(), random.coin(), random.coin(), random.coin()]);
     // Bias of one batch element: the whole `[heads, queries, keys]` before broadcasting is looked up modulo its extents.
     let extents = bias_dims.map(|[_, h, q, k]| {
-        [if h { n_heads } else { 1 }, if q { n_queries } else { 1 }, if k { n_keys } else { 1 }]
+        [
+            if h { n_heads } else { 1 },
+            if q { n_queries } else { 1 },
+            if k { n_keys } else { 1 },
+        ]
     });
     let bias_of = move |element: u64| {
         let n = extents.map_or(0, |extents| extents.iter().product());
         // A bias without a batch dimension is the same for all elements.
-        let element = if bias_dims.is_some_and(|dims| dims[0]) { element } else { 0 };
+        let element = if bias_dims.is_some_and(|dims| dims[0]) {
+            element
+        } else {
+            0
+        };
         let mut random = feed.random(BIAS, element);
         let hides = random.coin();
-        let mut hidden = move || if hides && random.within(0, 4) == 0 { f32::NEG_INFINITY } else { random.value() * 3.0 };
+        let mut hidden = move || {
+            if hides && random.within(0, 4) == 0 {
+                f32::NEG_INFINITY
+            } else {
+                random.value() * 3.0
+            }
+        };
         (0..n).map(|_| hidden()).collect::<Vec<f32>>()
     };
     let name = format!(
@@ -636,7 +730,13 @@ fn attention(random: &mut Random) -> Case {
             };
             let dims = with_batch(elements, &[n_queries, n_heads * head_dim]);
             let out = Output::new(backend, feed.place(OUT), &dims)?;
-            let spec = AttentionSpec { n_heads, n_kv_heads, scale, is_causal, bias: bias.as_ref() };
+            let spec = AttentionSpec {
+                n_heads,
+                n_kv_heads,
+                scale,
+                is_causal,
+                bias: bias.as_ref(),
+            };
             backend.attention(&q, &k, &v, &spec, &out.view)?;
             out.results(backend)
         }),
@@ -651,8 +751,14 @@ fn attention(random: &mut Random) -> Case {
                 let row = (i * n_heads + h) * head_dim;
                 let score = |j: usize| {
                     let dot: f64 = (0..head_dim).map(|c| q[row + c] * k[kv(j, c)]).sum();
-                    let bias = extents.map_or(0.0, |[eh, eq, ek]| f64::from(bias[(h % eh * eq + i % eq) * ek + j % ek]));
-                    if is_causal && j > i { f64::NEG_INFINITY } else { f64::from(scale) * dot + bias }
+                    let bias = extents.map_or(0.0, |[eh, eq, ek]| {
+                        f64::from(bias[(h % eh * eq + i % eq) * ek + j % ek])
+                    });
+                    if is_causal && j > i {
+                        f64::NEG_INFINITY
+                    } else {
+                        f64::from(scale) * dot + bias
+                    }
                 };
                 let scores: Vec<f64> = (0..n_keys).map(score).collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -692,7 +798,10 @@ fn same_shape(
         run: Box::new(move |backend, elements| {
             let whole = with_batch(elements, &dims);
             let out = if is_in_place {
-                let data: Vec<f32> = elements.iter().flat_map(|element| feed.values(0, *element, n)).collect();
+                let data: Vec<f32> = elements
+                    .iter()
+                    .flat_map(|element| feed.values(0, *element, n))
+                    .collect();
                 let out = Output::holding(backend, feed.place(OUT), &whole, &data)?;
                 run(backend, elements, &out.view.clone(), &out.view)?;
                 out
@@ -729,16 +838,27 @@ fn layer_norm(random: &mut Random) -> Case {
     let (run_weight, run_bias) = (weight.clone(), bias.clone());
     let name = format!("layer_norm {dims:?}, affine {has_affine}, modulation {has_modulation}");
     let run = move |backend: &dyn Backend, elements: &[u64], x: &Tensor, out: &Tensor| {
-        let weights =
-            prepare(backend, &[(WeightKind::Vector, &[n], &run_weight), (WeightKind::Vector, &[n], &run_bias)])?;
+        let weights = prepare(
+            backend,
+            &[
+                (WeightKind::Vector, &[n], &run_weight),
+                (WeightKind::Vector, &[n], &run_bias),
+            ],
+        )?;
         let affine = has_affine.then(|| (&weights[0], has_bias.then(|| &weights[1])));
         let scale = feed.put(backend, 3, elements, &[n])?;
         let shift = feed.put(backend, 4, elements, &[n])?;
-        let modulation = has_modulation.then_some(Modulation { scale: &scale, shift: &shift });
+        let modulation = has_modulation.then_some(Modulation {
+            scale: &scale,
+            shift: &shift,
+        });
         backend.layer_norm(x, affine, eps, modulation, out)
     };
     let reference = move |element: u64, mut x: Vec<f64>| {
-        let (scale, shift) = (wide(&feed.values(3, element, n)), wide(&feed.values(4, element, n)));
+        let (scale, shift) = (
+            wide(&feed.values(3, element, n)),
+            wide(&feed.values(4, element, n)),
+        );
         for row in x.chunks_exact_mut(n) {
             let mean = row.iter().sum::<f64>() / n as f64;
             let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
@@ -799,8 +919,13 @@ fn group_norm(random: &mut Random) -> Case {
     let (run_weight, run_bias) = (weight.clone(), bias.clone());
     let name = format!("group_norm {dims:?} in {n_groups} groups, {activation:?}");
     let run = move |backend: &dyn Backend, _: &[u64], x: &Tensor, out: &Tensor| {
-        let weights =
-            prepare(backend, &[(WeightKind::Vector, &[n], &run_weight), (WeightKind::Vector, &[n], &run_bias)])?;
+        let weights = prepare(
+            backend,
+            &[
+                (WeightKind::Vector, &[n], &run_weight),
+                (WeightKind::Vector, &[n], &run_bias),
+            ],
+        )?;
         backend.group_norm(x, (&weights[0], &weights[1]), n_groups, eps, activation, out)
     };
     let reference = move |_: u64, mut x: Vec<f64>| {
@@ -811,7 +936,10 @@ fn group_norm(random: &mut Random) -> Case {
             let variance = elements.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / elements.len() as f64;
             for i in (0..x.len()).filter(own) {
                 let normal = (x[i] - mean) / (variance + f64::from(eps)).sqrt();
-                x[i] = activate(activation, normal * f64::from(weight[i % n]) + f64::from(bias[i % n]));
+                x[i] = activate(
+                    activation,
+                    normal * f64::from(weight[i % n]) + f64::from(bias[i % n]),
+                );
             }
         }
         x
@@ -828,7 +956,10 @@ fn random_broadcast(random: &mut Random, n_dims: usize) -> Vec<bool> {
 
 /// Extents of a broadcast operand without the batch.
 fn broadcast_dims(dims: &[usize], own: &[bool]) -> Vec<usize> {
-    dims.iter().zip(&own[1..]).map(|(extent, own)| if *own { *extent } else { 1 }).collect()
+    dims.iter()
+        .zip(&own[1..])
+        .map(|(extent, own)| if *own { *extent } else { 1 })
+        .collect()
 }
 
 /// The operand as uploaded, and per element as a function of the flat index into `dims`.
@@ -885,11 +1016,21 @@ fn binary(
 }
 
 fn add(random: &mut Random) -> Case {
-    binary(random, "add", |backend, a, b, out| backend.add(a, b, out), |a, b| a + b)
+    binary(
+        random,
+        "add",
+        |backend, a, b, out| backend.add(a, b, out),
+        |a, b| a + b,
+    )
 }
 
 fn mul(random: &mut Random) -> Case {
-    binary(random, "mul", |backend, a, b, out| backend.mul(a, b, out), |a, b| a * b)
+    binary(
+        random,
+        "mul",
+        |backend, a, b, out| backend.mul(a, b, out),
+        |a, b| a * b,
+    )
 }
 
 fn gated_add(random: &mut Random) -> Case {
@@ -908,7 +1049,9 @@ fn gated_add(random: &mut Random) -> Case {
     let reference = move |element: u64, residual: Vec<f64>| {
         let gate = broadcast_values(feed, 1, element, &ref_dims, &own);
         let x = wide(&feed.values(2, element, residual.len()));
-        (0..residual.len()).map(|i| residual[i] + gate[i] * x[i]).collect()
+        (0..residual.len())
+            .map(|i| residual[i] + gate[i] * x[i])
+            .collect()
     };
     same_shape(random, feed, name, ELEMENT_LIMIT, dims, run, reference)
 }
@@ -919,9 +1062,14 @@ fn affine(random: &mut Random) -> Case {
     let dims = random_dims(random, 2, last);
     let (scale, shift) = (random.value(), random.value());
     let name = format!("affine {dims:?}");
-    let run = move |backend: &dyn Backend, _: &[u64], x: &Tensor, out: &Tensor| backend.affine(x, scale, shift, out);
-    let reference =
-        move |_: u64, x: Vec<f64>| x.iter().map(|x| x * f64::from(scale) + f64::from(shift)).collect::<Vec<_>>();
+    let run = move |backend: &dyn Backend, _: &[u64], x: &Tensor, out: &Tensor| {
+        backend.affine(x, scale, shift, out)
+    };
+    let reference = move |_: u64, x: Vec<f64>| {
+        x.iter()
+            .map(|x| x * f64::from(scale) + f64::from(shift))
+            .collect::<Vec<_>>()
+    };
     same_shape(random, feed, name, ELEMENT_LIMIT, dims, run, reference)
 }
 
@@ -941,7 +1089,9 @@ fn activation(random: &mut Random) -> Case {
     };
     let reference = move |_: u64, x: Vec<f64>| {
         // The input is rounded once more, which is not the activation's error.
-        x.iter().map(|x| activate(activation, f64::from(*x as f32 * factor))).collect::<Vec<_>>()
+        x.iter()
+            .map(|x| activate(activation, f64::from(*x as f32 * factor)))
+            .collect::<Vec<_>>()
     };
     same_shape(random, feed, name, ELEMENT_LIMIT, dims, run, reference)
 }
@@ -983,7 +1133,9 @@ fn gated(random: &mut Random) -> Case {
             let (first, second) = row.split_at(half);
             let pairs = first.iter().zip(second);
             match order {
-                GateOrder::SecondActivated => pairs.map(|(a, b)| a * activate(activation, *b)).collect::<Vec<_>>(),
+                GateOrder::SecondActivated => pairs
+                    .map(|(a, b)| a * activate(activation, *b))
+                    .collect::<Vec<_>>(),
                 GateOrder::FirstActivated => pairs.map(|(a, b)| activate(activation, *a) * b).collect(),
             }
         };
@@ -997,9 +1149,15 @@ fn rope(random: &mut Random) -> Case {
     let feed = Feed(random.next());
     let (n_tokens, n_heads, half) = (random.within(1, 20), random.within(1, 3), random.within(1, 40));
     let style = random.pick(&[RopeStyle::Interleaved, RopeStyle::Halves]);
-    let (cos, sin) = (feed.values(1, 0, n_tokens * half), feed.values(2, 0, n_tokens * half));
+    let (cos, sin) = (
+        feed.values(1, 0, n_tokens * half),
+        feed.values(2, 0, n_tokens * half),
+    );
     let (run_cos, run_sin) = (cos.clone(), sin.clone());
-    let name = format!("rope {n_tokens} tokens, {n_heads} heads of {}, {style:?}", 2 * half);
+    let name = format!(
+        "rope {n_tokens} tokens, {n_heads} heads of {}, {style:?}",
+        2 * half
+    );
     let run = move |backend: &dyn Backend, _: &[u64], x: &Tensor, out: &Tensor| {
         let cos = put(backend, feed.place(1), &[n_tokens, half], &run_cos)?;
         let sin = put(backend, feed.place(2), &[n_tokens, half], &run_sin)?;
@@ -1020,7 +1178,15 @@ fn rope(random: &mut Random) -> Case {
         }
         out
     };
-    same_shape(random, feed, name, ELEMENT_LIMIT, vec![n_tokens, 2 * half * n_heads], run, reference)
+    same_shape(
+        random,
+        feed,
+        name,
+        ELEMENT_LIMIT,
+        vec![n_tokens, 2 * half * n_heads],
+        run,
+        reference,
+    )
 }
 
 // ---- lookups and layout ----
@@ -1031,7 +1197,9 @@ fn embedding(random: &mut Random) -> Case {
     let table = feed.values(1, 0, n_rows * n);
     let ids_of = move |element: u64| {
         let mut random = feed.random(0, element);
-        (0..n_ids).map(|_| random.within(0, n_rows - 1) as i32).collect::<Vec<_>>()
+        (0..n_ids)
+            .map(|_| random.within(0, n_rows - 1) as i32)
+            .collect::<Vec<_>>()
     };
     let run_table = table.clone();
     Case {
@@ -1046,7 +1214,10 @@ fn embedding(random: &mut Random) -> Case {
             out.results(backend)
         }),
         reference: Box::new(move |element| {
-            ids_of(element).iter().flat_map(|id| wide(&table[*id as usize * n..][..n])).collect()
+            ids_of(element)
+                .iter()
+                .flat_map(|id| wide(&table[*id as usize * n..][..n]))
+                .collect()
         }),
     }
 }
@@ -1102,7 +1273,11 @@ fn timestep_embedding(random: &mut Random) -> Case {
             };
             let sines = (0..half).map(|i| angle(i).sin());
             let cosines = (0..half).map(|i| angle(i).cos());
-            if spec.flip_sin_to_cos { cosines.chain(sines).collect() } else { sines.chain(cosines).collect() }
+            if spec.flip_sin_to_cos {
+                cosines.chain(sines).collect()
+            } else {
+                sines.chain(cosines).collect()
+            }
         }),
     }
 }
@@ -1152,7 +1327,8 @@ fn patchify(random: &mut Random) -> Case {
     let feed = Feed(random.next());
     let p = Patches::new(random);
     let name = format!("patchify {:?} by {}, {:?}", p.image(), p.patch, p.order);
-    let run = move |backend: &dyn Backend, x: &Tensor, out: &Tensor| backend.patchify(x, p.patch, p.order, out);
+    let run =
+        move |backend: &dyn Backend, x: &Tensor, out: &Tensor| backend.patchify(x, p.patch, p.order, out);
     let reference = move |x: Vec<f64>| (0..x.len()).map(|flat| x[p.pixel_of(flat)]).collect();
     other_shape(feed, name, 0.0, p.image(), p.tokens(), run, reference)
 }
@@ -1161,7 +1337,8 @@ fn unpatchify(random: &mut Random) -> Case {
     let feed = Feed(random.next());
     let p = Patches::new(random);
     let name = format!("unpatchify to {:?} by {}, {:?}", p.image(), p.patch, p.order);
-    let run = move |backend: &dyn Backend, x: &Tensor, out: &Tensor| backend.unpatchify(x, p.patch, p.order, out);
+    let run =
+        move |backend: &dyn Backend, x: &Tensor, out: &Tensor| backend.unpatchify(x, p.patch, p.order, out);
     let reference = move |x: Vec<f64>| {
         let mut out = vec![0.0; x.len()];
         for (flat, value) in x.into_iter().enumerate() {
@@ -1210,9 +1387,20 @@ fn upsample_nearest(random: &mut Random) -> Case {
     let run = |backend: &dyn Backend, x: &Tensor, out: &Tensor| backend.upsample_nearest(x, out);
     let reference = move |x: Vec<f64>| {
         let pixel = |y: usize, col: usize| x[(y / 2 * width + col / 2) * n..][..n].to_vec();
-        (0..2 * height).flat_map(|y| (0..2 * width).map(move |col| (y, col))).flat_map(|(y, col)| pixel(y, col)).collect()
+        (0..2 * height)
+            .flat_map(|y| (0..2 * width).map(move |col| (y, col)))
+            .flat_map(|(y, col)| pixel(y, col))
+            .collect()
     };
-    other_shape(feed, name, 0.0, vec![height, width, n], vec![2 * height, 2 * width, n], run, reference)
+    other_shape(
+        feed,
+        name,
+        0.0,
+        vec![height, width, n],
+        vec![2 * height, 2 * width, n],
+        run,
+        reference,
+    )
 }
 
 fn copy(random: &mut Random) -> Case {
@@ -1238,7 +1426,9 @@ fn copy(random: &mut Random) -> Case {
             }
             offset
         };
-        (0..ref_dims.iter().product()).map(|flat| x[index(flat)]).collect()
+        (0..ref_dims.iter().product())
+            .map(|flat| x[index(flat)])
+            .collect()
     };
     let small = broadcast_dims(&dims, &own);
     other_shape(feed, name, 0.0, small, dims, run, reference)
@@ -1252,7 +1442,9 @@ fn fill(random: &mut Random) -> Case {
     let name = format!("fill {dims:?}");
     let n = dims.iter().product();
     let run = move |backend: &dyn Backend, _: &Tensor, out: &Tensor| backend.fill(out, value);
-    other_shape(feed, name, 0.0, vec![1], dims, run, move |_| vec![f64::from(value); n])
+    other_shape(feed, name, 0.0, vec![1], dims, run, move |_| {
+        vec![f64::from(value); n]
+    })
 }
 
 // ---- sampling and output ----
@@ -1262,19 +1454,27 @@ fn step(random: &mut Random) -> Case {
     let last = random.pick(&[1, 4, 16, 33]);
     let dims = random_dims(random, 2, last);
     let (has_guidance, has_noise, wants_guided) = (random.coin(), random.coin(), random.coin());
-    let name = format!("step {dims:?}, guidance {has_guidance}, noise {has_noise}, guided_out {wants_guided}");
+    let name =
+        format!("step {dims:?}, guidance {has_guidance}, noise {has_noise}, guided_out {wants_guided}");
     let run_dims = dims.clone();
     let guide = move |element: u64, n: usize| {
         let conditional = wide(&feed.values(1, element, n));
         let unconditional = wide(&feed.values(2, element, n));
         let guidance = f64::from(feed.values(3, element, 1)[0]);
         let guided = |i: usize| unconditional[i] + guidance * (conditional[i] - unconditional[i]);
-        if has_guidance { (0..n).map(guided).collect() } else { conditional }
+        if has_guidance {
+            (0..n).map(guided).collect()
+        } else {
+            conditional
+        }
     };
     let run = move |backend: &dyn Backend, elements: &[u64], latents: &Tensor, out: &Tensor| {
         let conditional = feed.put(backend, 1, elements, &run_dims)?;
         let unconditional = feed.put(backend, 2, elements, &run_dims)?;
-        let guidance: Vec<f32> = elements.iter().map(|element| feed.values(3, *element, 1)[0]).collect();
+        let guidance: Vec<f32> = elements
+            .iter()
+            .map(|element| feed.values(3, *element, 1)[0])
+            .collect();
         let guidance = put(backend, Place::Dense, &[elements.len()], &guidance)?;
         let coefficients = feed.put(backend, 4, elements, &[3])?;
         let noise = feed.put(backend, 5, elements, &run_dims)?;
@@ -1291,7 +1491,10 @@ fn step(random: &mut Random) -> Case {
         if wants_guided {
             for (element, got) in elements.iter().zip(guided_out.results(backend)?) {
                 let expected = guide(*element, got.len());
-                let is_close = got.iter().zip(&expected).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-6);
+                let is_close = got
+                    .iter()
+                    .zip(&expected)
+                    .all(|(a, b)| (f64::from(*a) - b).abs() < 1e-6);
                 assert!(is_close, "guided_out of element {element}");
             }
         }
@@ -1302,7 +1505,9 @@ fn step(random: &mut Random) -> Case {
         let guided = guide(element, n);
         let c = wide(&feed.values(4, element, 3));
         let noise = wide(&feed.values(5, element, n));
-        (0..n).map(|i| c[0] * latents[i] + c[1] * guided[i] + if has_noise { c[2] * noise[i] } else { 0.0 }).collect()
+        (0..n)
+            .map(|i| c[0] * latents[i] + c[1] * guided[i] + if has_noise { c[2] * noise[i] } else { 0.0 })
+            .collect()
     };
     same_shape(random, feed, name, 2.0 * ELEMENT_LIMIT, dims, run, reference)
 }
@@ -1366,14 +1571,22 @@ pub fn nan_passes_through(backend: &dyn Backend) {
                 &[
                     (WeightKind::Matrix, &[n, n], &ones),
                     (WeightKind::Vector, &[n], &ones[..n]),
-                    (WeightKind::Conv { stride: 1 }, &[n, n, 3, 3], &vec![1.0; n * n * 9]),
+                    (
+                        WeightKind::Conv { stride: 1 },
+                        &[n, n, 3, 3],
+                        &vec![1.0; n * n * 9],
+                    ),
                 ],
             )?;
             backend.linear(&x, &weights[0], &Epilogue::default(), &out)?;
             must_be_nan("linear")?;
             let image = x.reshape(&[1, 1, 1, n])?;
             let image_out = out.reshape(&[1, 1, 1, n])?;
-            let conv_spec = ConvSpec { stride: 1, padding: [1; 4], upsample: 1 };
+            let conv_spec = ConvSpec {
+                stride: 1,
+                padding: [1; 4],
+                upsample: 1,
+            };
             backend.conv2d(&image, &weights[2], &conv_spec, &Epilogue::default(), &image_out)?;
             must_be_nan("conv2d")?;
             backend.group_norm(&x, (&weights[1], &weights[1]), 10, 1e-5, Activation::Silu, &out)?;
@@ -1385,7 +1598,13 @@ pub fn nan_passes_through(backend: &dyn Backend) {
                 put(backend, Place::Dense, &[1, 3, n], &rows)
             };
             let plain = put(backend, Place::Dense, &[1, 3, n], &vec![0.5; 3 * n])?;
-            let spec = AttentionSpec { n_heads: 1, n_kv_heads: 1, scale: 0.1, is_causal: false, bias: None };
+            let spec = AttentionSpec {
+                n_heads: 1,
+                n_kv_heads: 1,
+                scale: 0.1,
+                is_causal: false,
+                bias: None,
+            };
             for nan_row in 0..3 {
                 backend.attention(&x, &plain, &plain, &spec, &out)?;
                 must_be_nan("attention, query")?;
@@ -1400,7 +1619,12 @@ pub fn nan_passes_through(backend: &dyn Backend) {
             let x = put(backend, Place::Columns, &[2, 3], &[1.0, 2.0, 3.0, 4.0, bad, 5.0])?;
             assert!(!backend.all_finite(&x)?);
         }
-        let largest = put(backend, Place::Both, &[1, 2, 3], &[f32::MAX, f32::MIN, 0.0, 1e-40, -0.0, 1.0])?;
+        let largest = put(
+            backend,
+            Place::Both,
+            &[1, 2, 3],
+            &[f32::MAX, f32::MIN, 0.0, 1e-40, -0.0, 1.0],
+        )?;
         assert!(backend.all_finite(&largest)?);
         Ok(())
     })();
@@ -1412,14 +1636,20 @@ pub fn nan_passes_through(backend: &dyn Backend) {
 /// # Panics
 /// One of them is not.
 pub fn activations_hold_in_the_tails(backend: &dyn Backend) {
-    let inputs = [-3e38, -1e30, -1000.0, -200.0, -90.0, -50.0, 50.0, 90.0, 200.0, 1000.0, 1e30, 3e38f32];
+    let inputs = [
+        -3e38, -1e30, -1000.0, -200.0, -90.0, -50.0, 50.0, 90.0, 200.0, 1000.0, 1e30, 3e38f32,
+    ];
     let outcome = (|| -> Result<()> {
         let x = put(backend, Place::Dense, &[1, inputs.len()], &inputs)?;
         let out = backend.alloc(&[1, inputs.len()], DType::F32)?;
         for activation in ACTIVATIONS {
             backend.activation(&x, activation, &out)?;
             for (x, y) in inputs.iter().zip(fetch(backend, &out)?) {
-                let expected = if activation == Activation::None || *x > 0.0 { *x } else { 0.0 };
+                let expected = if activation == Activation::None || *x > 0.0 {
+                    *x
+                } else {
+                    0.0
+                };
                 // The true value in the lower tail is below 1e-18 for all of these.
                 let is_close = (y - expected).abs() <= expected.abs() * 1e-6 + 1e-18;
                 assert!(is_close, "{activation:?} of {x} is {y}");
@@ -1438,7 +1668,14 @@ pub fn copies_convert_dtypes(backend: &dyn Backend) {
     let outcome = (|| -> Result<()> {
         // 1 + 2^-8 lies between the bf16 neighbours 1 and 1 + 2^-7 and goes to the even one; likewise 1 + 3 * 2^-8. For f16 the unit
         // is 2^-10.
-        let values = [1.0, 1.0 + 2f32.powi(-8), 1.0 + 3.0 * 2f32.powi(-8), 1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11), -0.0];
+        let values = [
+            1.0,
+            1.0 + 2f32.powi(-8),
+            1.0 + 3.0 * 2f32.powi(-8),
+            1.0 + 2f32.powi(-11),
+            1.0 + 3.0 * 2f32.powi(-11),
+            -0.0,
+        ];
         let bf16 = [0x3f80u16, 0x3f80, 0x3f82, 0x3f80, 0x3f80, 0x8000];
         let f16 = [0x3c00u16, 0x3c04, 0x3c0c, 0x3c00, 0x3c02, 0x8000];
         let x = put(backend, Place::Columns, &[2, 3], &values)?;
@@ -1447,7 +1684,10 @@ pub fn copies_convert_dtypes(backend: &dyn Backend) {
             backend.copy(&x, &narrow)?;
             let mut bytes = [0; 12];
             backend.download(&narrow, &mut bytes)?;
-            let got: Vec<u16> = bytes.chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect();
+            let got: Vec<u16> = bytes
+                .chunks_exact(2)
+                .map(|x| u16::from_le_bytes([x[0], x[1]]))
+                .collect();
             assert_eq!(got, expected, "{dtype}");
             let back = backend.alloc(&[2, 3], DType::F32)?;
             backend.copy(&narrow, &back)?;
@@ -1478,31 +1718,67 @@ pub fn wrong_operands_are_refused(backend: &dyn Backend) {
                 (WeightKind::Table, &[6, 4], &[0.5; 24]),
             ],
         )?;
-        let [matrix, vector, conv, table] = &weights[..] else { unreachable!("four specs") };
+        let [matrix, vector, conv, table] = &weights[..] else {
+            unreachable!("four specs")
+        };
         let plain = Epilogue::default();
         let (x, out) = (new(&[2, 3, 4])?, new(&[2, 3, 5])?);
         backend.fill(&x, 0.5)?;
         backend.fill(&out, 0.5)?;
-        let same = ConvSpec { stride: 1, padding: [1; 4], upsample: 1 };
+        let same = ConvSpec {
+            stride: 1,
+            padding: [1; 4],
+            upsample: 1,
+        };
         let (image, image_out) = (new(&[1, 3, 3, 4])?, new(&[1, 3, 3, 5])?);
         let half = backend.alloc(&[2, 3, 5], DType::BF16)?;
         let read_only = backend.weight_tensor(vector)?;
-        let attention = AttentionSpec { n_heads: 2, n_kv_heads: 1, scale: 1.0, is_causal: false, bias: None };
+        let attention = AttentionSpec {
+            n_heads: 2,
+            n_kv_heads: 1,
+            scale: 1.0,
+            is_causal: false,
+            bias: None,
+        };
         let (q, kv) = (new(&[1, 3, 8])?, new(&[1, 5, 4])?);
         let ids = put_ints(backend, &[2], &[0, 6])?;
 
         use Refusal::*;
         let refusals: Vec<(&str, Refusal, Result<()>)> = vec![
-            ("linear, k", Shape, backend.linear(&new(&[2, 3, 6])?, matrix, &plain, &out)),
-            ("linear, rows", Shape, backend.linear(&x, matrix, &plain, &new(&[2, 2, 5])?)),
-            ("linear, n", Shape, backend.linear(&x, matrix, &plain, &new(&[2, 3, 6])?)),
+            (
+                "linear, k",
+                Shape,
+                backend.linear(&new(&[2, 3, 6])?, matrix, &plain, &out),
+            ),
+            (
+                "linear, rows",
+                Shape,
+                backend.linear(&x, matrix, &plain, &new(&[2, 2, 5])?),
+            ),
+            (
+                "linear, n",
+                Shape,
+                backend.linear(&x, matrix, &plain, &new(&[2, 3, 6])?),
+            ),
             ("linear, kind", Operand, backend.linear(&x, conv, &plain, &out)),
             ("linear, dtype", DTyped, backend.linear(&x, matrix, &plain, &half)),
-            ("linear, read-only", Alias, backend.linear(&new(&[4])?, matrix, &plain, &read_only)),
+            (
+                "linear, read-only",
+                Alias,
+                backend.linear(&new(&[4])?, matrix, &plain, &read_only),
+            ),
             (
                 "linear, gate",
                 Shape,
-                backend.linear(&x, matrix, &Epilogue { gate: Some(&new(&[3, 5])?), ..plain }, &out),
+                backend.linear(
+                    &x,
+                    matrix,
+                    &Epilogue {
+                        gate: Some(&new(&[3, 5])?),
+                        ..plain
+                    },
+                    &out,
+                ),
             ),
             (
                 "linear, gate is out",
@@ -1510,80 +1786,283 @@ pub fn wrong_operands_are_refused(backend: &dyn Backend) {
                 backend.linear(
                     &x,
                     matrix,
-                    &Epilogue { gate: Some(&out.narrow(0, 0, 1)?.reshape(&[3, 5])?.narrow(0, 0, 1)?), ..plain },
+                    &Epilogue {
+                        gate: Some(&out.narrow(0, 0, 1)?.reshape(&[3, 5])?.narrow(0, 0, 1)?),
+                        ..plain
+                    },
                     &out,
                 ),
             ),
             (
                 "linear, bias",
                 Operand,
-                backend.linear(&x, matrix, &Epilogue { bias: Some(matrix), ..plain }, &out),
+                backend.linear(
+                    &x,
+                    matrix,
+                    &Epilogue {
+                        bias: Some(matrix),
+                        ..plain
+                    },
+                    &out,
+                ),
+            ),
+            ("linear, residual beside out", Alias, {
+                let rows = new(&[2, 4, 5])?;
+                let epilogue = Epilogue {
+                    residual: Some(&rows.narrow(1, 0, 3)?),
+                    ..plain
+                };
+                backend.linear(&x, matrix, &epilogue, &rows.narrow(1, 1, 3)?)
+            }),
+            (
+                "conv2d, channels",
+                Shape,
+                backend.conv2d(&new(&[1, 3, 3, 5])?, conv, &same, &plain, &image_out),
             ),
             (
-                "linear, residual beside out",
-                Alias,
-                {
-                    let rows = new(&[2, 4, 5])?;
-                    let epilogue = Epilogue { residual: Some(&rows.narrow(1, 0, 3)?), ..plain };
-                    backend.linear(&x, matrix, &epilogue, &rows.narrow(1, 1, 3)?)
-                },
+                "conv2d, out",
+                Shape,
+                backend.conv2d(&image, conv, &same, &plain, &new(&[1, 3, 4, 5])?),
             ),
-            ("conv2d, channels", Shape, backend.conv2d(&new(&[1, 3, 3, 5])?, conv, &same, &plain, &image_out)),
-            ("conv2d, out", Shape, backend.conv2d(&image, conv, &same, &plain, &new(&[1, 3, 4, 5])?)),
-            ("conv2d, stride", Operand, backend.conv2d(&image, conv, &ConvSpec { stride: 2, ..same }, &plain, &image_out)),
-            ("conv2d, upsample", Shape, backend.conv2d(&image, conv, &ConvSpec { upsample: 3, ..same }, &plain, &image_out)),
+            (
+                "conv2d, stride",
+                Operand,
+                backend.conv2d(&image, conv, &ConvSpec { stride: 2, ..same }, &plain, &image_out),
+            ),
+            (
+                "conv2d, upsample",
+                Shape,
+                backend.conv2d(
+                    &image,
+                    conv,
+                    &ConvSpec { upsample: 3, ..same },
+                    &plain,
+                    &image_out,
+                ),
+            ),
             (
                 "conv2d, too small",
                 Shape,
-                backend.conv2d(&new(&[1, 2, 2, 4])?, conv, &ConvSpec { padding: [0; 4], ..same }, &plain, &image_out),
+                backend.conv2d(
+                    &new(&[1, 2, 2, 4])?,
+                    conv,
+                    &ConvSpec {
+                        padding: [0; 4],
+                        ..same
+                    },
+                    &plain,
+                    &image_out,
+                ),
             ),
-            ("conv2d, kind", Operand, backend.conv2d(&image, vector, &same, &plain, &image_out)),
-            ("attention, heads", Shape, backend.attention(&q, &kv, &kv, &AttentionSpec { n_heads: 3, ..attention }, &new(&[1, 3, 8])?)),
-            ("attention, no heads", Shape, backend.attention(&q, &kv, &kv, &AttentionSpec { n_heads: 0, ..attention }, &new(&[1, 3, 8])?)),
-            ("attention, causal", Shape, backend.attention(&q, &kv, &kv, &AttentionSpec { is_causal: true, ..attention }, &new(&[1, 3, 8])?)),
-            ("attention, values", Shape, backend.attention(&q, &kv, &new(&[1, 4, 4])?, &attention, &new(&[1, 3, 8])?)),
-            ("attention, in place", Alias, backend.attention(&q, &kv, &kv, &attention, &q)),
+            (
+                "conv2d, kind",
+                Operand,
+                backend.conv2d(&image, vector, &same, &plain, &image_out),
+            ),
+            (
+                "attention, heads",
+                Shape,
+                backend.attention(
+                    &q,
+                    &kv,
+                    &kv,
+                    &AttentionSpec {
+                        n_heads: 3,
+                        ..attention
+                    },
+                    &new(&[1, 3, 8])?,
+                ),
+            ),
+            (
+                "attention, no heads",
+                Shape,
+                backend.attention(
+                    &q,
+                    &kv,
+                    &kv,
+                    &AttentionSpec {
+                        n_heads: 0,
+                        ..attention
+                    },
+                    &new(&[1, 3, 8])?,
+                ),
+            ),
+            (
+                "attention, causal",
+                Shape,
+                backend.attention(
+                    &q,
+                    &kv,
+                    &kv,
+                    &AttentionSpec {
+                        is_causal: true,
+                        ..attention
+                    },
+                    &new(&[1, 3, 8])?,
+                ),
+            ),
+            (
+                "attention, values",
+                Shape,
+                backend.attention(&q, &kv, &new(&[1, 4, 4])?, &attention, &new(&[1, 3, 8])?),
+            ),
+            (
+                "attention, in place",
+                Alias,
+                backend.attention(&q, &kv, &kv, &attention, &q),
+            ),
             (
                 "attention, bias",
                 Shape,
-                backend.attention(&q, &kv, &kv, &AttentionSpec { bias: Some(&new(&[1, 2, 3, 4])?), ..attention }, &new(&[1, 3, 8])?),
+                backend.attention(
+                    &q,
+                    &kv,
+                    &kv,
+                    &AttentionSpec {
+                        bias: Some(&new(&[1, 2, 3, 4])?),
+                        ..attention
+                    },
+                    &new(&[1, 3, 8])?,
+                ),
             ),
-            ("layer_norm, out", Shape, backend.layer_norm(&x, None, 1e-5, None, &new(&[2, 4, 3])?)),
-            ("layer_norm, weight", Shape, backend.layer_norm(&x, Some((vector, None)), 1e-5, None, &new(&[2, 3, 4])?)),
+            (
+                "layer_norm, out",
+                Shape,
+                backend.layer_norm(&x, None, 1e-5, None, &new(&[2, 4, 3])?),
+            ),
+            (
+                "layer_norm, weight",
+                Shape,
+                backend.layer_norm(&x, Some((vector, None)), 1e-5, None, &new(&[2, 3, 4])?),
+            ),
             ("rms_norm, group", Shape, backend.rms_norm(&x, None, 3, 1e-5, &x)),
-            ("rms_norm, empty group", Shape, backend.rms_norm(&x, None, 0, 1e-5, &x)),
-            ("group_norm, groups", Shape, backend.group_norm(&out, (vector, vector), 2, 1e-5, Activation::None, &out)),
-            ("add, broadcast", Shape, backend.add(&x, &new(&[2])?, &new(&[2, 3, 4])?)),
-            ("add, second in place", Alias, backend.add(&new(&[2, 3, 4])?, &x, &x)),
-            ("gated, odd", Shape, backend.gated(&out, Activation::Silu, GateOrder::FirstActivated, &new(&[2, 3, 2])?)),
-            ("rope, angles", Shape, backend.rope(&x, &new(&[3, 3])?, &new(&[3, 3])?, RopeStyle::Halves, &x)),
-            ("rope, tokens", Shape, backend.rope(&x, &new(&[2, 2])?, &new(&[2, 2])?, RopeStyle::Halves, &x)),
-            ("embedding, id", Shape, backend.embedding(&ids, table, &new(&[2, 4])?)),
-            ("embedding, negative id", Shape, backend.embedding(&put_ints(backend, &[1], &[-1])?, table, &new(&[1, 4])?)),
-            ("embedding, kind", Operand, backend.embedding(&ids, matrix, &new(&[2, 4])?)),
-            ("embedding, ids", DTyped, backend.embedding(&new(&[2])?, table, &new(&[2, 4])?)),
-            ("gather_rows, row", Shape, backend.gather_rows(&x, &put_ints(backend, &[2], &[0, 3])?, &new(&[2, 4])?)),
-            ("patchify, sides", Shape, backend.patchify(&image, 2, PatchOrder::SpatialFirst, &new(&[1, 1, 16])?)),
-            ("permute, axes", Shape, backend.permute(&x, &[0, 1, 1], &new(&[2, 3, 3])?)),
-            ("permute, out", Shape, backend.permute(&x, &[0, 2, 1], &new(&[2, 3, 4])?)),
-            ("upsample_nearest, out", Shape, backend.upsample_nearest(&image, &new(&[1, 6, 5, 4])?)),
+            (
+                "rms_norm, empty group",
+                Shape,
+                backend.rms_norm(&x, None, 0, 1e-5, &x),
+            ),
+            (
+                "group_norm, groups",
+                Shape,
+                backend.group_norm(&out, (vector, vector), 2, 1e-5, Activation::None, &out),
+            ),
+            (
+                "add, broadcast",
+                Shape,
+                backend.add(&x, &new(&[2])?, &new(&[2, 3, 4])?),
+            ),
+            (
+                "add, second in place",
+                Alias,
+                backend.add(&new(&[2, 3, 4])?, &x, &x),
+            ),
+            (
+                "gated, odd",
+                Shape,
+                backend.gated(
+                    &out,
+                    Activation::Silu,
+                    GateOrder::FirstActivated,
+                    &new(&[2, 3, 2])?,
+                ),
+            ),
+            (
+                "rope, angles",
+                Shape,
+                backend.rope(&x, &new(&[3, 3])?, &new(&[3, 3])?, RopeStyle::Halves, &x),
+            ),
+            (
+                "rope, tokens",
+                Shape,
+                backend.rope(&x, &new(&[2, 2])?, &new(&[2, 2])?, RopeStyle::Halves, &x),
+            ),
+            (
+                "embedding, id",
+                Shape,
+                backend.embedding(&ids, table, &new(&[2, 4])?),
+            ),
+            (
+                "embedding, negative id",
+                Shape,
+                backend.embedding(&put_ints(backend, &[1], &[-1])?, table, &new(&[1, 4])?),
+            ),
+            (
+                "embedding, kind",
+                Operand,
+                backend.embedding(&ids, matrix, &new(&[2, 4])?),
+            ),
+            (
+                "embedding, ids",
+                DTyped,
+                backend.embedding(&new(&[2])?, table, &new(&[2, 4])?),
+            ),
+            (
+                "gather_rows, row",
+                Shape,
+                backend.gather_rows(&x, &put_ints(backend, &[2], &[0, 3])?, &new(&[2, 4])?),
+            ),
+            (
+                "patchify, sides",
+                Shape,
+                backend.patchify(&image, 2, PatchOrder::SpatialFirst, &new(&[1, 1, 16])?),
+            ),
+            (
+                "permute, axes",
+                Shape,
+                backend.permute(&x, &[0, 1, 1], &new(&[2, 3, 3])?),
+            ),
+            (
+                "permute, out",
+                Shape,
+                backend.permute(&x, &[0, 2, 1], &new(&[2, 3, 4])?),
+            ),
+            (
+                "upsample_nearest, out",
+                Shape,
+                backend.upsample_nearest(&image, &new(&[1, 6, 5, 4])?),
+            ),
             ("copy, shape", Shape, backend.copy(&x, &new(&[2, 3, 5])?)),
-            ("copy, to integers", DTyped, backend.copy(&x, &backend.alloc(&[2, 3, 4], DType::I32)?)),
+            (
+                "copy, to integers",
+                DTyped,
+                backend.copy(&x, &backend.alloc(&[2, 3, 4], DType::I32)?),
+            ),
             ("copy, overlap", Alias, {
                 let rows = new(&[4, 5])?;
                 backend.copy(&rows.narrow(0, 0, 2)?, &rows.narrow(0, 1, 2)?)
             }),
             ("fill, read-only", Alias, backend.fill(&read_only, 1.0)),
             ("all_finite, dtype", DTyped, backend.all_finite(&ids).map(|_| ())),
-            ("timestep_embedding, odd", Shape, backend.timestep_embedding(
-                &new(&[2])?,
-                &TimestepSpec { flip_sin_to_cos: true, downscale_freq_shift: 0.0, scale: 1.0, max_period: 1e4 },
-                &new(&[2, 5])?,
-            )),
-            ("upload, length", Shape, backend.upload(&[0; 7], &[2], DType::F32).map(|_| ())),
+            (
+                "timestep_embedding, odd",
+                Shape,
+                backend.timestep_embedding(
+                    &new(&[2])?,
+                    &TimestepSpec {
+                        flip_sin_to_cos: true,
+                        downscale_freq_shift: 0.0,
+                        scale: 1.0,
+                        max_period: 1e4,
+                    },
+                    &new(&[2, 5])?,
+                ),
+            ),
+            (
+                "upload, length",
+                Shape,
+                backend.upload(&[0; 7], &[2], DType::F32).map(|_| ()),
+            ),
             ("download, length", Shape, backend.download(&x, &mut [0; 7])),
-            ("weight_tensor, kind", Operand, backend.weight_tensor(matrix).map(|_| ())),
-            ("alloc, zero", Shape, backend.alloc(&[2, 0], DType::F32).map(|_| ())),
+            (
+                "weight_tensor, kind",
+                Operand,
+                backend.weight_tensor(matrix).map(|_| ()),
+            ),
+            (
+                "alloc, zero",
+                Shape,
+                backend.alloc(&[2, 0], DType::F32).map(|_| ()),
+            ),
         ];
         for (what, expected, outcome) in refusals {
             let got = match &outcome {
@@ -1618,15 +2097,26 @@ pub fn weights_come_from_any_float(backend: &dyn Backend) {
         let mut random = Random::new(3);
         let (rows, k) = ([3, 40, 2, 33], 37);
         let n: usize = rows.iter().sum();
-        let data: Vec<f32> = (0..n * k).map(|_| random.within(0, 128) as f32 / 8.0 - 8.0).collect();
+        let data: Vec<f32> = (0..n * k)
+            .map(|_| random.within(0, 128) as f32 / 8.0 - 8.0)
+            .collect();
         let mut source = MemorySource::default();
         let mut start = 0;
-        let dtypes = [SourceDType::F32, SourceDType::F64, SourceDType::BF16, SourceDType::F16];
+        let dtypes = [
+            SourceDType::F32,
+            SourceDType::F64,
+            SourceDType::BF16,
+            SourceDType::F16,
+        ];
         for (i, (n_rows, dtype)) in rows.into_iter().zip(dtypes).enumerate() {
             let part = &data[start * k..(start + n_rows) * k];
             let bytes = part.iter().flat_map(|x| encode(dtype, *x)).collect();
             // A pointwise convolution counts as a matrix.
-            let shape = if i % 2 == 0 { vec![n_rows, k] } else { vec![n_rows, k, 1, 1] };
+            let shape = if i % 2 == 0 {
+                vec![n_rows, k]
+            } else {
+                vec![n_rows, k, 1, 1]
+            };
             source.insert_bytes(&format!("part.{i}"), dtype, &shape, bytes);
             start += n_rows;
         }
@@ -1657,14 +2147,25 @@ pub fn weights_come_from_any_float(backend: &dyn Backend) {
         match backend.prepare(&bad, PrepareInput::Build(&source), &mut |_, _| {}) {
             Err(error @ TensorError::Weight { .. }) => {
                 let text = error.to_string();
-                for expected in ["missing.1", "part.2", "part.0 + part.2", "[5, 37]", "[7, 37]", "[2, 38]"] {
+                for expected in [
+                    "missing.1",
+                    "part.2",
+                    "part.0 + part.2",
+                    "[5, 37]",
+                    "[7, 37]",
+                    "[2, 38]",
+                ] {
                     assert!(text.contains(expected), "{expected} is not in: {text}");
                 }
             }
             outcome => panic!("accepted or other error: {outcome:?}"),
         }
-        let many: Vec<WeightSpec> = (0..40).map(|i| spec(&[&format!("gone.{i}")], WeightKind::Vector, &[4])).collect();
-        let error = backend.prepare(&many, PrepareInput::Build(&source), &mut |_, _| {}).map(|_| ());
+        let many: Vec<WeightSpec> = (0..40)
+            .map(|i| spec(&[&format!("gone.{i}")], WeightKind::Vector, &[4]))
+            .collect();
+        let error = backend
+            .prepare(&many, PrepareInput::Build(&source), &mut |_, _| {})
+            .map(|_| ());
         let text = error.expect_err("nothing is there").to_string();
         assert!(text.contains("and 30 more") && text.len() < 1000, "{text}");
         Ok(())
@@ -1684,7 +2185,8 @@ fn encode(dtype: SourceDType, x: f32) -> Vec<u8> {
             }
             let bits = x.to_bits();
             let exponent = ((bits >> 23) & 0xff) as i32 - 127 + 15;
-            let half = ((bits >> 16) & 0x8000) as u16 | ((exponent as u16) << 10) | ((bits >> 13) & 0x3ff) as u16;
+            let half =
+                ((bits >> 16) & 0x8000) as u16 | ((exponent as u16) << 10) | ((bits >> 13) & 0x3ff) as u16;
             half.to_le_bytes().to_vec()
         }
     }
@@ -1716,16 +2218,36 @@ pub fn shared_weights_are_the_same(make: &dyn Fn() -> Box<dyn Backend>) {
         let copy = || fd.try_clone().expect("a descriptor");
         let taken = second.prepare(&specs, PrepareInput::Shared(copy()), &mut |_, _| {})?;
         let results = |backend: &dyn Backend, prepared: &Prepared| -> Result<Vec<f32>> {
-            let [m, c, v, t] = &prepared.weights[..] else { unreachable!("four specs") };
+            let [m, c, v, t] = &prepared.weights[..] else {
+                unreachable!("four specs")
+            };
             let data = Feed(5).values(0, 0, 2 * 6 * 7 * 64);
             let x = put(backend, Place::Dense, &[2, 6, 7, 64], &data)?;
             let out = backend.alloc(&[2, 6, 7, 48], DType::F32)?;
-            let conv_spec = ConvSpec { stride: 1, padding: [1; 4], upsample: 1 };
-            backend.conv2d(&x, c, &conv_spec, &Epilogue { bias: Some(v), ..Epilogue::default() }, &out)?;
+            let conv_spec = ConvSpec {
+                stride: 1,
+                padding: [1; 4],
+                upsample: 1,
+            };
+            backend.conv2d(
+                &x,
+                c,
+                &conv_spec,
+                &Epilogue {
+                    bias: Some(v),
+                    ..Epilogue::default()
+                },
+                &out,
+            )?;
             let product = backend.alloc(&[2, 6, 7, 40], DType::F32)?;
             backend.linear(&x, m, &Epilogue::default(), &product)?;
             let table = backend.weight_tensor(t)?;
-            Ok([fetch(backend, &out)?, fetch(backend, &product)?, fetch(backend, &table)?].concat())
+            Ok([
+                fetch(backend, &out)?,
+                fetch(backend, &product)?,
+                fetch(backend, &table)?,
+            ]
+            .concat())
         };
         assert_eq!(results(&*first, &built)?, results(&*second, &taken)?);
 
@@ -1735,13 +2257,19 @@ pub fn shared_weights_are_the_same(make: &dyn Fn() -> Box<dyn Backend>) {
         renamed[0].sources[0].push('x');
         for wrong in [&other[..], &renamed, &specs[..3]] {
             let outcome = second.prepare(wrong, PrepareInput::Shared(copy()), &mut |_, _| {});
-            assert!(matches!(outcome, Err(TensorError::SharedWeights(_))), "{outcome:?}");
+            assert!(
+                matches!(outcome, Err(TensorError::SharedWeights(_))),
+                "{outcome:?}"
+            );
         }
         let file = std::fs::File::open("/proc/self/exe").expect("this program");
         let (socket, _peer) = std::os::unix::net::UnixStream::pair().expect("sockets");
         for hostile in [file.into(), std::os::fd::OwnedFd::from(socket)] {
             let outcome = second.prepare(&specs, PrepareInput::Shared(hostile), &mut |_, _| {});
-            assert!(matches!(outcome, Err(TensorError::SharedWeights(_))), "{outcome:?}");
+            assert!(
+                matches!(outcome, Err(TensorError::SharedWeights(_))),
+                "{outcome:?}"
+            );
         }
         // The other holder's weights outlive the builder.
         let expected = results(&*second, &taken)?;
@@ -1760,12 +2288,22 @@ pub fn memory_is_counted(backend: &dyn Backend) {
     let before = backend.memory().used_bytes;
     let x = backend.alloc(&[3, 1000], DType::F32).expect("12 kB");
     let used = backend.memory();
-    assert!(used.used_bytes >= before + 12_000 && used.peak_bytes >= used.used_bytes, "{used:?}");
+    assert!(
+        used.used_bytes >= before + 12_000 && used.peak_bytes >= used.used_bytes,
+        "{used:?}"
+    );
     let view = x.narrow(0, 1, 1).expect("inside");
     drop(x);
-    assert_eq!(backend.memory().used_bytes, used.used_bytes, "a view keeps the memory");
+    assert_eq!(
+        backend.memory().used_bytes,
+        used.used_bytes,
+        "a view keeps the memory"
+    );
     drop(view);
     assert_eq!(backend.memory().used_bytes, before);
     let outcome = backend.alloc(&[1 << 30, 1 << 20], DType::F32);
-    assert!(matches!(outcome, Err(TensorError::OutOfMemory { .. })), "{outcome:?}");
+    assert!(
+        matches!(outcome, Err(TensorError::OutOfMemory { .. })),
+        "{outcome:?}"
+    );
 }
