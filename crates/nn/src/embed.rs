@@ -13,14 +13,9 @@ pub struct Embedding {
 impl Embedding {
     /// `weight` `[n_rows, n_columns]` at this place.
     pub fn new(scope: &mut Scope<'_>, n_rows: usize, n_columns: usize) -> Self {
-        Self::named(scope, "weight", n_rows, n_columns)
-    }
-
-    /// The table `name` `[n_rows, n_columns]` at this place.
-    pub fn named(scope: &mut Scope<'_>, name: &str, n_rows: usize, n_columns: usize) -> Self {
         let shape = [n_rows, n_columns];
         Self {
-            weight: scope.weight(&[name.to_owned()], WeightKind::Table, &shape),
+            weight: scope.weight(&["weight".to_owned()], WeightKind::Table, &shape),
             n_columns,
         }
     }
@@ -36,12 +31,27 @@ impl Embedding {
         ctx.backend.embedding(ids, ctx.weight(self.weight), &out)?;
         Ok(out)
     }
+}
 
-    /// The whole table, f32 and read-only.
+/// A tensor of the checkpoint that is used as it is, such as a table of positions.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    weight: WeightIdx,
+}
+
+impl Parameter {
+    /// The tensor `name` at this place.
+    pub fn new(scope: &mut Scope<'_>, name: &str, shape: &[usize]) -> Self {
+        Self {
+            weight: scope.weight(&[name.to_owned()], WeightKind::Vector, shape),
+        }
+    }
+
+    /// The tensor, f32 and read-only.
     ///
     /// # Errors
     /// The device's.
-    pub fn table(&self, ctx: &Ctx<'_>) -> Result<Tensor> {
+    pub fn tensor(&self, ctx: &Ctx<'_>) -> Result<Tensor> {
         ctx.backend.weight_tensor(ctx.weight(self.weight))
     }
 }

@@ -22,7 +22,7 @@ pub use attention::{Attend, attend, split};
 pub use context::Ctx;
 pub use conv::Conv2d;
 pub use declare::{Declare, Scope, WeightIdx};
-pub use embed::{Embedding, TimestepEmbedding, TwoLayer};
+pub use embed::{Embedding, Parameter, TimestepEmbedding, TwoLayer};
 pub use feed_forward::FeedForward;
 pub use linear::{After, Linear};
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};

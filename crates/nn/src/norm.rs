@@ -87,9 +87,23 @@ impl GroupNorm {
     /// The device's.
     pub fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, activation: Activation) -> Result<Tensor> {
         let out = ctx.alloc(x.dims())?;
+        self.forward_into(ctx, x, activation, &out)?;
+        Ok(out)
+    }
+
+    /// As [`GroupNorm::forward`], into `out`, which may be `x` itself.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn forward_into(
+        &self,
+        ctx: &Ctx<'_>,
+        x: &Tensor,
+        activation: Activation,
+        out: &Tensor,
+    ) -> Result<()> {
         let affine = (ctx.weight(self.weight), ctx.weight(self.bias));
         ctx.backend
-            .group_norm(x, affine, self.n_groups, self.eps, activation, &out)?;
-        Ok(out)
+            .group_norm(x, affine, self.n_groups, self.eps, activation, out)
     }
 }

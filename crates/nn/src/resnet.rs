@@ -34,9 +34,10 @@ impl ResnetBlock {
     /// # Errors
     /// The device's.
     pub fn forward(&self, ctx: &Ctx<'_>, x: &Tensor) -> Result<Tensor> {
-        let h = self.norm1.forward(ctx, x, Activation::Silu)?;
-        let h = self.conv1.forward(ctx, &h, After::default())?;
-        let h = self.norm2.forward(ctx, &h, Activation::Silu)?;
+        // At most two tensors besides `x` live at a time: these are the largest of a whole generation.
+        let mut h = self.norm1.forward(ctx, x, Activation::Silu)?;
+        h = self.conv1.forward(ctx, &h, After::default())?;
+        self.norm2.forward_into(ctx, &h, Activation::Silu, &h)?;
         match &self.shortcut {
             None => self.conv2.forward(ctx, &h, After::residual(x)),
             Some(shortcut) => {

@@ -353,19 +353,24 @@ impl Block {
             }
         };
         let (from_x, from_text) = self.joint_attention(ctx, &h, &h_text, bias)?;
+        // What is not needed any more makes room for the wide middle of the feed-forward.
+        drop((h, h_text));
 
         self.out.forward_into(ctx, &from_x, After::gated(&gate, x), x)?;
+        drop(from_x);
         if let Some((dual, from_x, gate)) = dual {
             dual.out.forward_into(ctx, &from_x, After::gated(&gate, x), x)?;
         }
         let h = modulated_norm(ctx, x, &shift_ff, &scale_ff)?;
         self.feed_forward
             .forward_into(ctx, &h, After::gated(&gate_ff, x), x)?;
+        drop(h);
 
         if let (Some(tail), Some(from_text)) = (&self.context, from_text) {
             let gate = context_part(2)?;
             tail.out
                 .forward_into(ctx, &from_text, After::gated(&gate, text), text)?;
+            drop(from_text);
             let h = modulated_norm(ctx, text, &context_part(3)?, &context_part(4)?)?;
             let gate = context_part(5)?;
             tail.feed_forward

@@ -180,7 +180,7 @@ impl Decoder for KlDecoder {
                 x = upsample.forward(ctx, &x)?;
             }
         }
-        x = self.norm_out.forward(ctx, &x, Activation::Silu)?;
+        self.norm_out.forward_into(ctx, &x, Activation::Silu, &x)?;
         self.conv_out.forward(ctx, &x, After::default())
     }
 }
