@@ -136,16 +136,17 @@ pub(crate) fn spin<T>(wait: Wait, deadline: Deadline, mut look: impl FnMut() -> 
         Wait::Sleep => LINGER_NS,
         Wait::Spin { spin_ns } => spin_ns,
     };
-    let end_ns = sync::now_ns().saturating_add(spin_ns).min(deadline.ns());
+    let mut end_ns = None;
     loop {
-        // The clock costs more than a look, so it is read once in a while.
+        // Reading the clock costs more than many looks, so it comes after the first ones.
         for _ in 0..64 {
             if let Some(found) = look() {
                 return Some(found);
             }
             std::hint::spin_loop();
         }
-        if sync::now_ns() >= end_ns {
+        let now_ns = sync::now_ns();
+        if now_ns >= *end_ns.get_or_insert(now_ns.saturating_add(spin_ns).min(deadline.ns())) {
             return None;
         }
     }

@@ -119,6 +119,11 @@ impl RingMemory {
         if self.region.control().fixed.writer_taken.swap(1, Ordering::AcqRel) != 0 {
             return Err(AttachError::WriterTaken);
         }
+        if self.region.control().tail.tail.load(Ordering::Acquire) != 0 {
+            return Err(AttachError::BadHeader {
+                what: "the ring has records but never had a writer",
+            });
+        }
         Ok(Writer::new(Arc::clone(&self.region), self.spec, doorbell))
     }
 

@@ -186,12 +186,12 @@ impl Reader {
         }
         match header.kind {
             Header::PAD if span == to_end && span < published => {
-                self.position += span;
+                self.position = self.position.wrapping_add(span);
                 self.seq = self.seq.wrapping_add(1);
                 Ok(None)
             }
             Header::RECORD if header.body_bytes as usize <= self.record_limit_bytes => Ok(Some(Found {
-                body_position: self.position + HEADER_BYTES as u64,
+                body_position: self.position.wrapping_add(HEADER_BYTES as u64),
                 body_bytes: header.body_bytes as usize,
             })),
             _ => Err(self.damaged("the record is of no known kind or length")),
@@ -237,7 +237,7 @@ impl Reader {
     /// Gives the record at `position` back.
     #[inline]
     fn release(&mut self, body_bytes: usize) {
-        self.position += record_span(body_bytes);
+        self.position = self.position.wrapping_add(record_span(body_bytes));
         self.seq = self.seq.wrapping_add(1);
         self.stats.n_records += 1;
         let control = self.region.control();

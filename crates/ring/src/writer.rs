@@ -4,7 +4,8 @@ use crate::alarm::{Wait, spin};
 use crate::doorbell::Doorbell;
 use crate::error::RingError;
 use crate::layout::{
-    ADMITTED, EVICTED, FREE, HEADER_BYTES, Header, LEFT, MAX_READERS, READING, RingSpec, record_span,
+    ADMITTED, EVICTED, FREE, HEADER_BYTES, Header, LEFT, MAX_READERS, READING, RECORD_ALIGN, RingSpec,
+    record_span,
 };
 use crate::region::Region;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -59,10 +60,9 @@ pub struct WriterStats {
 }
 
 impl Writer {
-    /// For a ring whose writer's place the caller has taken; starts where the ring's tail is.
+    /// For a ring whose writer's place the caller has taken, which nobody has written to yet.
     pub(crate) fn new(region: Arc<Region>, spec: RingSpec, doorbell: Option<Doorbell>) -> Self {
         let control = region.control();
-        let tail = control.tail.tail.load(Ordering::Acquire);
         let mut readers = 0;
         for (reader_idx, line) in control.readers.0.iter().enumerate() {
             if matches!(line.state.load(Ordering::Acquire), ADMITTED | READING) {
@@ -79,10 +79,10 @@ impl Writer {
             shared: Arc::new(shared),
             record_limit_bytes: spec.record_limit_bytes(),
             wait: Wait::Sleep,
-            tail,
+            tail: 0,
             seq: 0,
-            min_cursor: tail,
-            cursors: [tail; MAX_READERS],
+            min_cursor: 0,
+            cursors: [0; MAX_READERS],
             stats: WriterStats::default(),
         }
     }
@@ -242,8 +242,9 @@ impl Writer {
             }
             let cursor = line.cursor.load(Ordering::Acquire); // pairs with `Reader::release`: bytes given back
             let last = &mut self.cursors[reader_idx];
-            // A cursor only grows, up to the tail; anything else is damage and frees nothing (R6).
-            if (*last..=self.tail).contains(&cursor) {
+            // A cursor only grows, from record to record, up to the tail; anything else is damage and frees
+            // nothing (R6).
+            if (*last..=self.tail).contains(&cursor) && cursor.is_multiple_of(RECORD_ALIGN as u64) {
                 *last = cursor;
             } else {
                 self.stats.wild_cursors |= 1 << reader_idx;
