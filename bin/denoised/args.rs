@@ -93,7 +93,7 @@ pub(crate) struct WorldArgs {
     pub(crate) executor: String,
 
     /// Workers; each holds a replica of the model and computes one request at a time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) workers: u16,
 
     /// Threads per worker [default: the cores of this machine divided by the workers]

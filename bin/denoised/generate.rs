@@ -76,7 +76,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         stop: None,
     };
     let outcome = session.run(pictures, window);
-    progress.finish();
+    drop(progress);
     engine.close(CLOSE_BUDGET);
     outcome
 }
@@ -259,7 +259,7 @@ impl Session<'_> {
             | FailureCode::Internal => false,
         };
         if !is_its_own && self.stop.is_none() {
-            self.stop = Some(format!("an earlier picture failed: {}", failure.message));
+            self.stop = Some(format!("an earlier picture failed: {failure}"));
         }
     }
 

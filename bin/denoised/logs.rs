@@ -1,13 +1,23 @@
 //! Logs go to stderr; how many is said by `-v` or, stronger, by `DENOISED_LOG`.
 
 use crate::output::say;
+use std::io::IsTerminal;
+use std::sync::OnceLock;
 use tracing_subscriber::EnvFilter;
 
 /// The variable that workers inherit too.
 pub(crate) const VARIABLE: &str = "DENOISED_LOG";
 
+/// What `-v` chose, if there was no variable.
+static CHOSEN: OnceLock<&'static str> = OnceLock::new();
+
+/// What workers are to be told, unless they inherit the variable already.
+pub(crate) fn filter_for_workers() -> Option<&'static str> {
+    CHOSEN.get().copied()
+}
+
 /// The filter that `-v` given `n_verbose` times stands for.
-pub(crate) fn filter_of(n_verbose: u8) -> &'static str {
+fn filter_of(n_verbose: u8) -> &'static str {
     match n_verbose {
         0 => "warn",
         1 => "info",
@@ -24,12 +34,15 @@ pub(crate) fn start(n_verbose: u8) {
             say(&format!("denoised: warning: {VARIABLE}={text}: {cause}"));
             default()
         }),
-        _ => default(),
+        _ => {
+            let _ = CHOSEN.set(filter_of(n_verbose));
+            default()
+        }
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_target(true)
+        .with_ansi(std::io::stderr().is_terminal())
         // It would panic where stderr is closed.
         .log_internal_errors(false)
         .init();

@@ -1,13 +1,15 @@
 //! What a person sees while waiting: start-up phases, then steps. On stderr, and only if that is a terminal.
 
+use crate::output::say;
 use denoised_types::Rank;
 use denoised_wire::StartPhase;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, stderr};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// One line at the bottom of the terminal; nothing at all elsewhere.
-#[derive(Clone, Debug)]
+/// One line at the bottom of the terminal, gone when this is dropped; nothing at all elsewhere.
+#[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
@@ -53,13 +55,20 @@ impl Progress {
         self.0.set_message(message);
     }
 
+    /// Writes lines of workers above the bar.
+    pub(crate) fn line_writer(&self) -> Arc<dyn Fn(Rank, &str) + Send + Sync> {
+        let bar = self.0.clone();
+        Arc::new(move |rank, line| bar.suspend(|| say(&format!("[rank {rank}] {line}"))))
+    }
+
     /// Writes a line above the bar; `write` gets it when the bar is out of the way.
     pub(crate) fn suspend<R>(&self, write: impl FnOnce() -> R) -> R {
         self.0.suspend(write)
     }
+}
 
-    /// Takes the bar away.
-    pub(crate) fn finish(&self) {
+impl Drop for Progress {
+    fn drop(&mut self) {
         self.0.finish_and_clear();
     }
 }
@@ -85,6 +94,5 @@ mod tests {
         progress.steps(3, 20, "picture 1 of 1".to_owned());
         assert_eq!(progress.0.position(), 3);
         assert_eq!(progress.suspend(|| 7), 7);
-        progress.finish();
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
     let watched = interrupt::watched(move || waker.wake());
     let computed = compute(&case, executor.as_ref());
     drop(watched);
-    progress.finish();
+    drop(progress);
     executor.shutdown(CLOSE_BUDGET);
     let ranks = computed?;
 

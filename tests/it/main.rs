@@ -1,1 +1,7 @@
-//! Integration tests.
+//! Integration tests: one binary, a module per subject.
+
+mod cli;
+mod layering;
+mod process_death;
+mod reference;
+mod support;

@@ -1,11 +1,16 @@
 //! Processes that die: workers, the supervisor, both by Ctrl-C. Nobody waits for ever, nothing is left behind.
 
-use crate::support::{Running, children_of, denoised, is_alive, signal, signal_group, wait_until};
+use crate::support::{Running, children_of, demo_model, denoised, is_alive, send, send_to_group, wait_until};
+use denoised_engine::{Engine, EngineOptions, RequestEvent, RequestHandle, RequestPolicy, SubmitOptions};
+use denoised_executor::{Executor, MpExecutor, MpOptions};
+use denoised_types::{FailureCode, GenerateRequest, Rank, WorkerConfig};
+use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const N_PROMPTS: usize = 16;
 
@@ -42,7 +47,7 @@ fn busy(folder: &Path, extra: &[&str]) -> (Running, Vec<u32>) {
 fn a_killed_worker_ends_every_picture_with_one_error_that_names_rank_and_signal() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (running, workers) = busy(folder.path(), &["--json"]);
-    signal(workers[1], "KILL");
+    send(Signal::KILL, workers[1]);
     let outcome = running.finish().expect_code(5);
     let lines = outcome.json_lines();
     let indices: BTreeSet<u64> = lines.iter().filter_map(|line| line["index"].as_u64()).collect();
@@ -68,10 +73,70 @@ fn a_killed_worker_ends_every_picture_with_one_error_that_names_rank_and_signal(
 }
 
 #[test]
+fn a_killed_worker_fails_each_waiting_request_once_within_a_second() {
+    let config = WorkerConfig {
+        model: demo_model(),
+        device: "cpu".to_owned(),
+        dtype: "f32".to_owned(),
+        n_threads: Some(1),
+    };
+    let mut options = MpOptions::new(2, config);
+    options.program.path = Some(env!("CARGO_BIN_EXE_denoised").into());
+    let executor = Arc::new(MpExecutor::start(options, &mut |_, _| {}).expect("the workers start"));
+    let pids = executor.world().pids;
+    let policy = Box::new(RequestPolicy::new(N_PROMPTS));
+    let engine = Engine::start(executor, policy, EngineOptions::default()).expect("the engine starts");
+    let request = |seed| GenerateRequest {
+        seed,
+        n_steps: Some(GenerateRequest::MAX_STEPS),
+        ..GenerateRequest::new("a rocket")
+    };
+    let mut handles: Vec<RequestHandle> = (0..N_PROMPTS as u64)
+        .map(|seed| {
+            engine
+                .submit(request(seed), SubmitOptions::default())
+                .expect("there is room")
+        })
+        .collect();
+    // Two are computed, the others wait.
+    for handle in &mut handles[..2] {
+        assert!(handle.any(|event| matches!(event, RequestEvent::Step { .. })));
+    }
+    send(Signal::KILL, pids[1]);
+    let killed_at = Instant::now();
+    for handle in &mut handles {
+        let ends: Vec<RequestEvent> = handle.filter(RequestEvent::is_terminal).collect();
+        let [RequestEvent::Failed(failure)] = ends.as_slice() else {
+            panic!("not one failure: {ends:?}")
+        };
+        assert_eq!(
+            (failure.code, failure.rank),
+            (FailureCode::WorkerLost, Some(Rank(1))),
+            "{failure}"
+        );
+        assert!(
+            failure.message.contains("killed by signal 9 (SIGKILL)"),
+            "{failure}"
+        );
+    }
+    let took = killed_at.elapsed();
+    assert!(
+        took < Duration::from_secs(1),
+        "the last request heard of it after {took:?}"
+    );
+    let refused = engine
+        .submit(request(0), SubmitOptions::default())
+        .expect_err("the world is gone");
+    assert_eq!(refused.code, FailureCode::WorkerLost);
+    engine.close(Duration::from_secs(10));
+    assert!(pids.iter().all(|&pid| !is_alive(pid)), "a worker is left");
+}
+
+#[test]
 fn workers_do_not_outlive_a_killed_supervisor() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (running, workers) = busy(folder.path(), &[]);
-    signal(running.pid(), "KILL");
+    send(Signal::KILL, running.pid());
     let gone = wait_until(Duration::from_secs(2), || {
         workers.iter().all(|&worker| !is_alive(worker))
     });
@@ -90,7 +155,7 @@ fn workers_do_not_outlive_a_supervisor_killed_while_it_starts() {
         "no worker was started"
     );
     let workers = children_of(pid);
-    signal(pid, "KILL");
+    send(Signal::KILL, pid);
     let gone = wait_until(Duration::from_secs(2), || {
         workers.iter().all(|&worker| !is_alive(worker))
     });
@@ -100,13 +165,13 @@ fn workers_do_not_outlive_a_supervisor_killed_while_it_starts() {
 #[test]
 fn ctrl_c_ends_supervisor_and_workers_with_code_130() {
     // Ctrl-C in a terminal reaches the whole group; `kill` reaches the supervisor alone.
-    for (name, to_group) in [("INT", true), ("INT", false), ("TERM", false)] {
+    for (signal, to_group) in [(Signal::INT, true), (Signal::INT, false), (Signal::TERM, false)] {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (running, workers) = busy(folder.path(), &["--json"]);
         if to_group {
-            signal_group(running.pid(), name);
+            send_to_group(signal, running.pid());
         } else {
-            signal(running.pid(), name);
+            send(signal, running.pid());
         }
         let outcome = running.finish().expect_code(130);
         let lines = outcome.json_lines();
@@ -117,7 +182,7 @@ fn ctrl_c_ends_supervisor_and_workers_with_code_130() {
         );
         assert!(
             workers.iter().all(|&worker| !is_alive(worker)),
-            "{name}: a worker outlived its supervisor"
+            "{signal:?}: a worker outlived its supervisor"
         );
         assert_eq!(
             fs::read_dir(folder.path()).expect("a readable folder").count(),
@@ -141,7 +206,7 @@ fn ctrl_c_while_the_workers_start_ends_everything_too() {
         "no worker was started"
     );
     let workers = children_of(pid);
-    signal_group(pid, "INT");
+    send_to_group(Signal::INT, pid);
     running.finish().expect_code(130);
     let gone = wait_until(Duration::from_secs(2), || {
         workers.iter().all(|&worker| !is_alive(worker))

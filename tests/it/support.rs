@@ -1,5 +1,6 @@
 //! Running the programs from tests: always with a limit, always with what they said.
 
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
@@ -221,28 +222,22 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     parent_of(pid).is_some()
 }
 
-/// Sends a signal by its name, such as `KILL`.
+/// Sends a signal to a process.
 #[track_caller]
-pub(crate) fn signal(pid: u32, name: &str) {
-    kill(name, &pid.to_string());
+pub(crate) fn send(signal: Signal, pid: u32) {
+    rustix::process::kill_process(raw(pid), signal)
+        .unwrap_or_else(|error| panic!("{signal:?} to {pid}: {error}"));
 }
 
 /// Sends a signal to a process and all others of its group, as a terminal does.
 #[track_caller]
-pub(crate) fn signal_group(leader: u32, name: &str) {
-    kill(name, &format!("-{leader}"));
+pub(crate) fn send_to_group(signal: Signal, leader: u32) {
+    rustix::process::kill_process_group(raw(leader), signal)
+        .unwrap_or_else(|error| panic!("{signal:?} to the group of {leader}: {error}"));
 }
 
-#[track_caller]
-fn kill(name: &str, target: &str) {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the shell has a `kill` of its own, on every machine"
-    )]
-    let status = Command::new("sh")
-        .args(["-c", "kill -$0 -- $1", name, target])
-        .status();
-    assert!(status.expect("sh can be run").success(), "kill -{name} {target}");
+fn raw(pid: u32) -> Pid {
+    Pid::from_raw(pid.cast_signed()).expect("a process id is not 0")
 }
 
 /// Waits until `is_so` or `limit` has passed; says whether it became so.

@@ -1,6 +1,6 @@
 //! Names of devices and dtypes to an open backend.
 
-use denoised_cpu::CpuBackend;
+use denoised_cpu::{CpuBackend, CpuOptions};
 use denoised_tensor::Backend;
 use denoised_types::{Failure, FailureCode, WorkerConfig};
 use std::rc::Rc;
@@ -18,7 +18,11 @@ pub fn open_device(config: &WorkerConfig, world_size: u16) -> Result<Rc<dyn Back
                 Some(n_threads) => n_threads.max(1) as usize,
                 None => (denoised_os::cpu::usable_cores() / usize::from(world_size.max(1))).max(1),
             };
-            let backend = CpuBackend::new(n_threads).map_err(|error| {
+            let options = CpuOptions {
+                n_threads,
+                ..CpuOptions::default()
+            };
+            let backend = CpuBackend::new(options).map_err(|error| {
                 Failure::new(FailureCode::NoDevice, format!("cannot open device cpu: {error}"))
             })?;
             Ok(Rc::new(backend))

@@ -36,12 +36,17 @@ mod program;
 mod run;
 mod serve;
 
+mod device;
+mod pipeline_program;
+
 mod context;
 mod control;
 mod methods;
 mod sink;
 
 pub use denoised_link::WORKER_ARG;
+pub use device::{check_device, open_device};
+pub use pipeline_program::{PipelineProgram, PipelineStart};
 pub use program::{Program, Start, StartContext, Started, WaveMember, WaveSink};
 pub use run::{is_worker_invocation, run};
 pub use serve::{Ending, serve};

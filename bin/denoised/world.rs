@@ -1,0 +1,87 @@
+//! Executors by name: the one place that knows which there are.
+
+use crate::args::WorldArgs;
+use crate::error::Error;
+use crate::logs;
+use crate::progress::Progress;
+use denoised_executor::{
+    Executor, MpExecutor, MpOptions, StderrSink, UniExecutor, UniOptions, WorkerProgram,
+};
+use denoised_types::WorkerConfig;
+use denoised_worker::PipelineStart;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Names that work, for messages.
+const KNOWN: &str = "mp, uni";
+
+/// Starts the workers that `args` ask for, each with the checkpoint in `model`, and waits until they are ready.
+///
+/// # Errors
+/// `InvalidRequest` for an executor that is not there, or that cannot have so many workers; the device's and the dtype's refusal; what
+/// went wrong in the workers, which are all gone then.
+pub(crate) fn start(args: &WorldArgs, model: &Path, progress: &Progress) -> Result<Arc<dyn Executor>, Error> {
+    // Refused here already, since it needs no worker to know.
+    denoised_worker::check_device(&args.device, &args.dtype)?;
+    let config = WorkerConfig {
+        model: absolute(model),
+        device: args.device.clone(),
+        dtype: args.dtype.clone(),
+        n_threads: args.threads,
+    };
+    let mut on_phase = |rank, phase| progress.phase(rank, &phase);
+    let executor: Arc<dyn Executor> = match args.executor.as_str() {
+        "mp" => {
+            let mut options = MpOptions::new(args.workers, config);
+            options.program = worker_program();
+            options.stderr = StderrSink(progress.line_writer());
+            Arc::new(MpExecutor::start(options, &mut on_phase)?)
+        }
+        "uni" if args.workers != 1 => {
+            return Err(Error::usage(format!(
+                "executor `uni` has one worker; use --executor mp for {}",
+                args.workers
+            )));
+        }
+        "uni" => {
+            let serve = Box::new(|end| {
+                // How it ended is known to the executor.
+                let _ = denoised_worker::serve(end, &mut PipelineStart);
+            });
+            Arc::new(UniExecutor::start(UniOptions::new(config), serve, &mut on_phase)?)
+        }
+        name @ ("ray" | "external_launcher") => {
+            return Err(Error::usage(format!(
+                "executor `{name}` is not in this version; there are: {KNOWN}"
+            )));
+        }
+        name => {
+            return Err(Error::usage(format!(
+                "unknown executor `{name}`; there are: {KNOWN}"
+            )));
+        }
+    };
+    let world = executor.world();
+    tracing::info!(
+        "{} with {} worker(s) {:?} is ready, {} bytes of weights",
+        world.kind,
+        world.world_size,
+        world.pids,
+        world.weight_bytes
+    );
+    Ok(executor)
+}
+
+/// This program, logging as much as this process.
+fn worker_program() -> WorkerProgram {
+    let mut program = WorkerProgram::default();
+    if let Some(filter) = logs::filter_for_workers() {
+        program.env.push((logs::VARIABLE.into(), filter.into()));
+    }
+    program
+}
+
+/// Workers may have another working folder.
+fn absolute(model: &Path) -> PathBuf {
+    std::path::absolute(model).unwrap_or_else(|_| model.to_owned())
+}
