@@ -109,6 +109,7 @@ impl Alarm {
             }
             let bound = deadline.earlier(Deadline::at_ns(sync::now_ns()).plus(SAFETY_BOUND));
             if self.word.wait(expected, bound) == WaitEnd::TimedOut
+                && !sync::has_passed(deadline)
                 && let Some(found) = look()
             {
                 // The announcer may be between its store and its ring; if it never rings, that is a bug.

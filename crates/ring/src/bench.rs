@@ -264,7 +264,7 @@ pub fn child_main() -> Result<(), BenchError> {
             let _pinned = Pinned::to(1);
             channel.send(b"up", &[], patience())?;
             for round in 0..n_rounds {
-                raw.echo(round, n_per_round, wait);
+                raw.echo(round, n_per_round, wait)?;
                 let deadline = patience();
                 for _ in 0..n_per_round {
                     let record = reader.read(wait, deadline)?;
@@ -485,32 +485,41 @@ impl Raw {
         }
     }
 
-    fn hear(&self, line_idx: usize, number: u64, wait: Wait) {
+    fn hear(&self, line_idx: usize, number: u64, wait: Wait) -> Result<(), BenchError> {
         let line = &self.lines()[line_idx];
+        let mut n_looks = 0u32;
+        let mut deadline = None;
         loop {
             let expected = if wait == Wait::Sleep { line.word.load() } else { 0 };
             if line.number.load(Ordering::Acquire) >= number {
-                return;
+                return Ok(());
+            }
+            n_looks = n_looks.wrapping_add(1);
+            if (wait == Wait::Sleep || n_looks.is_multiple_of(1 << 16))
+                && deadline.get_or_insert_with(patience).has_passed()
+            {
+                return Err(RingError::TimedOut.into());
             }
             match wait {
                 Wait::Sleep => {
-                    line.word.wait(expected, Deadline::after_ms(PATIENCE_MS));
+                    line.word.wait(expected, *deadline.get_or_insert_with(patience));
                 }
                 Wait::Spin { .. } => std::hint::spin_loop(),
             }
         }
     }
 
-    fn ask(&self, number: u64, wait: Wait) {
+    fn ask(&self, number: u64, wait: Wait) -> Result<(), BenchError> {
         self.say(0, number, wait);
-        self.hear(1, number, wait);
+        self.hear(1, number, wait)
     }
 
-    fn echo(&self, round: u64, n_per_round: u64, wait: Wait) {
+    fn echo(&self, round: u64, n_per_round: u64, wait: Wait) -> Result<(), BenchError> {
         for turn in 1..=n_per_round {
-            self.hear(0, round * n_per_round + turn, wait);
+            self.hear(0, round * n_per_round + turn, wait)?;
             self.say(1, round * n_per_round + turn, wait);
         }
+        Ok(())
     }
 }
 
@@ -547,8 +556,7 @@ fn round_trips(
     let (mut raw_ns, mut ring_ns) = (Vec::new(), Vec::new());
     for round in 0..n_rounds as u64 {
         raw_ns.push(mean_ns(n_per_round, wait, |turn| {
-            raw.ask(round * n_per_round + turn + 1, wait);
-            Ok(())
+            raw.ask(round * n_per_round + turn + 1, wait)
         })?);
         let deadline = patience();
         ring_ns.push(mean_ns(n_per_round, wait, |turn| {

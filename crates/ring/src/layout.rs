@@ -108,8 +108,8 @@ const _: () = {
 /// Size of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSpec {
-    /// Bytes for records: a power of two from 512 to 2^30. Deep rings are fast: 4 MiB holds a few
-    /// thousand short records, and only the part in use is touched.
+    /// Bytes for records: a power of two from 512 to 2^30. Deep rings are fast: 4 MiB hold
+    /// many thousand short records, and a writer that rarely finds the ring full rarely sleeps.
     pub capacity_bytes: usize,
 }
 
