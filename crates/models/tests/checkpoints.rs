@@ -43,7 +43,10 @@ fn an_unknown_pipeline_class_is_refused_with_the_known_ones() {
 fn a_t5_encoder_is_refused_by_name() {
     let from = "\"text_encoder_3\": [\n    null,\n    null\n  ]";
     let to = "\"text_encoder_3\": [\"transformers\", \"T5EncoderModel\"]";
-    let words = ["text encoder class T5EncoderModel is not supported yet by this version"];
+    let words = [
+        "text encoder class T5EncoderModel is not supported yet by this version",
+        "set text_encoder_3 and tokenizer_3 to [null, null]",
+    ];
     refused_after("model_index.json", from, to, &words);
 }
 

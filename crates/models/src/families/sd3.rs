@@ -24,7 +24,16 @@ const N_SKIPPED_LAYERS: usize = 1;
 
 pub(super) fn open(folder: &Folder) -> Result<Parts, ModelError> {
     folder.options().deny_unread(&[])?;
-    expect_class(folder, "text_encoder_3", "text encoder", &[])?;
+    if let Some(class) = folder.class("text_encoder_3") {
+        return Err(ModelError::UnsupportedComponent {
+            path: folder.path().join("text_encoder_3"),
+            role: "text encoder",
+            class: class.class.clone(),
+            expected:
+                "to run without it, set text_encoder_3 and tokenizer_3 to [null, null] in model_index.json"
+                    .to_owned(),
+        });
+    }
     for component in ["text_encoder", "text_encoder_2"] {
         expect_class(
             folder,
