@@ -1,1 +1,220 @@
-//! Figures.
+//! What a call costs: typed, with ids, to every rank and back, beside the raw limits measured in the same run.
+//!
+//! The method is `echo`, which every worker has, so any worker program will do.
+
+use crate::{
+    CallTarget, Executor, ExecutorError, LinkSpec, MpExecutor, MpOptions, SpinPolicy, StderrSink,
+    WorkerProgram,
+};
+use denoised_os::{cpu, process::cpu_time_ns};
+use denoised_ring::bench as ring;
+use denoised_types::WorkerConfig;
+use std::time::{Duration, Instant};
+
+pub use denoised_ring::bench::Times;
+
+/// Arguments of the calls: about what a step command carries.
+const ARGS: [u8; 64] = [7; 64];
+/// Calls before the first one that counts.
+const N_WARM_UP: u32 = 200;
+/// No call takes longer unless something is broken.
+const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// How long workers settle before they count as idle.
+const SETTLE: Duration = Duration::from_millis(500);
+/// How long spinning ends spin: longer than any pause between two calls.
+const SPIN_NS: u64 = 1_000_000;
+
+/// What to measure, and with which workers.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The worker program.
+    pub program: WorkerProgram,
+    /// What the workers load.
+    pub worker: WorkerConfig,
+    /// Numbers of workers to measure calls with.
+    pub world_sizes: Vec<u16>,
+    /// Calls per measurement.
+    pub n_calls: u32,
+    /// Workers that are watched while idle.
+    pub n_idle_workers: u16,
+    /// For how long.
+    pub idle: Duration,
+    /// The other end of the raw measurements.
+    pub raw: ring::Launcher,
+    /// Rounds of the raw measurements.
+    pub n_raw_rounds: usize,
+}
+
+impl Plan {
+    /// Worlds of 1, 2, 4 and 8 workers, 5000 calls each, 8 idle workers for 10 seconds. Takes about half a minute and the time to
+    /// start the workers.
+    pub fn new(program: WorkerProgram, worker: WorkerConfig, raw: ring::Launcher) -> Self {
+        Self {
+            program,
+            worker,
+            world_sizes: vec![1, 2, 4, 8],
+            n_calls: 5000,
+            n_idle_workers: 8,
+            idle: Duration::from_secs(10),
+            raw,
+            n_raw_rounds: 100,
+        }
+    }
+}
+
+/// Calls to all ranks of a world and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallTimes {
+    /// Its number of workers; every one replies. One alone has a core of its own, like the ends of the raw measurements.
+    pub n_workers: u16,
+    /// Whether all ends spin; otherwise all sleep.
+    pub is_spinning: bool,
+    /// From the call until the last reply is in the caller's hands.
+    pub times: Times,
+}
+
+/// All results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Cores this process may use.
+    pub n_cores: usize,
+    /// A cache line there and back, raw.
+    pub line_round_trip: Times,
+    /// A futex wake there and back, raw. Compare sleeping calls with it.
+    pub futex_round_trip: Times,
+    /// Spinning with one worker (more do not own a core each on a small machine), then sleeping worlds by size.
+    pub calls: Vec<CallTimes>,
+    /// Workers that were watched while idle.
+    pub n_idle_workers: u16,
+    /// Share of one core that they took together.
+    pub idle_core_share: f64,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The raw limits.
+    #[error(transparent)]
+    Raw(#[from] ring::BenchError),
+    /// A world did not start or answer.
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+    /// A worker's CPU time.
+    #[error(transparent)]
+    Os(#[from] denoised_os::OsError),
+}
+
+/// Measures everything.
+///
+/// # Errors
+/// A program did not start or answer.
+pub fn run(plan: &Plan) -> Result<Report, BenchError> {
+    let raw_plan = ring::Plan {
+        n_rounds: plan.n_raw_rounds,
+        n_records: 1000,
+        n_repeats: 1,
+        idle_s: 0,
+    };
+    let raw = ring::run(&plan.raw, &raw_plan)?;
+    let mut calls = vec![on_own_thread(|| call_times(plan, 1, true))?];
+    for &n_workers in &plan.world_sizes {
+        calls.push(on_own_thread(|| call_times(plan, n_workers, false))?);
+    }
+    Ok(Report {
+        n_cores: cpu::usable_cores(),
+        line_round_trip: raw.line_round_trip,
+        futex_round_trip: raw.futex_round_trip,
+        calls,
+        n_idle_workers: plan.n_idle_workers,
+        idle_core_share: idle_core_share(plan)?,
+    })
+}
+
+fn start(plan: &Plan, n_workers: u16, spin: SpinPolicy) -> Result<MpExecutor, ExecutorError> {
+    let options = MpOptions {
+        program: plan.program.clone(),
+        link: LinkSpec {
+            spin,
+            command_arena_bytes: 4 << 20,
+            event_arena_bytes: 4 << 20,
+            ..LinkSpec::default()
+        },
+        stderr: StderrSink::quiet(),
+        ..MpOptions::new(n_workers, plan.worker.clone())
+    };
+    MpExecutor::start(options, &mut |_, _| {})
+}
+
+fn call_times(plan: &Plan, n_workers: u16, is_spinning: bool) -> Result<CallTimes, ExecutorError> {
+    let spin = if is_spinning {
+        SpinPolicy::ForNs(SPIN_NS)
+    } else {
+        SpinPolicy::Never
+    };
+    let executor = start(plan, n_workers, spin)?;
+    let mut times_ns = Vec::with_capacity(plan.n_calls as usize);
+    for call_idx in 0..N_WARM_UP.saturating_add(plan.n_calls) {
+        let begin = Instant::now();
+        executor.call("echo", &ARGS, CallTarget::All, begin + CALL_LIMIT)?;
+        if call_idx >= N_WARM_UP {
+            times_ns.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+    executor.shutdown(CALL_LIMIT);
+    Ok(CallTimes {
+        n_workers,
+        is_spinning,
+        times: times_of(times_ns),
+    })
+}
+
+fn idle_core_share(plan: &Plan) -> Result<f64, BenchError> {
+    let executor = start(plan, plan.n_idle_workers, SpinPolicy::Auto)?;
+    executor.call("echo", &ARGS, CallTarget::All, Instant::now() + CALL_LIMIT)?;
+    std::thread::sleep(SETTLE);
+    let pids = executor.world().pids;
+    let used_ns = || {
+        pids.iter().try_fold(0u64, |sum, pid| {
+            cpu_time_ns(*pid).map(|ns| sum.saturating_add(ns))
+        })
+    };
+    let (begin, before_ns) = (Instant::now(), used_ns()?);
+    std::thread::sleep(plan.idle);
+    let share = used_ns()?.saturating_sub(before_ns) as f64 / begin.elapsed().as_nanos() as f64;
+    executor.shutdown(CALL_LIMIT);
+    Ok(share)
+}
+
+fn times_of(mut times_ns: Vec<u64>) -> Times {
+    times_ns.sort_unstable();
+    let at = |percent: usize| {
+        times_ns
+            .get(times_ns.len().saturating_sub(1) * percent / 100)
+            .copied()
+            .unwrap_or(0)
+    };
+    Times {
+        p50_ns: at(50),
+        p99_ns: at(99),
+        n: times_ns.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_sorted_times() {
+        let times = times_of((1..=1000).rev().collect());
+        assert_eq!(
+            times,
+            Times {
+                p50_ns: 500,
+                p99_ns: 990,
+                n: 1000
+            }
+        );
+        assert_eq!(times_of(Vec::new()), Times::default());
+    }
+}

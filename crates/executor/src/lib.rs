@@ -47,7 +47,7 @@ pub use contract::{
 };
 pub use denoised_link::{LinkSpec, SpinPolicy, WORKER_ARG};
 pub use mp::MpExecutor;
-pub use options::{Limits, MpOptions, StderrSink, UniOptions, WorkerProgram};
+pub use options::{Limits, MpOptions, StderrSink, TakeLine, UniOptions, WorkerProgram};
 pub use start::Progress;
 pub use uni::UniExecutor;
 pub use world::WorldStats;

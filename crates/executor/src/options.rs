@@ -50,7 +50,10 @@ impl Default for WorkerProgram {
 
 /// Where the lines go that workers write to standard error. Called on the thread that watches over the workers: do not block.
 #[derive(Clone)]
-pub struct StderrSink(pub Arc<dyn Fn(Rank, &str) + Send + Sync>);
+pub struct StderrSink(pub Arc<TakeLine>);
+
+/// Takes one line of a rank.
+pub type TakeLine = dyn Fn(Rank, &str) + Send + Sync;
 
 impl StderrSink {
     /// To this program's standard error, with the rank in front.
