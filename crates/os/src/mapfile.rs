@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 /// another process that writes to it changes the bytes under the reader, and one that shortens it makes
 /// reading the missing pages end this process with SIGBUS; [`MappedFile::populate`] finds that out first in
 /// all but a race. Replace checkpoints by renaming a new file over the old one; never edit them in place. A
-/// file that is already too short is a plain error: check offsets against [`MappedFile::len`] as usual.
+/// file that is already too short is a plain error: check offsets against the length of the slice as usual.
 #[derive(Debug)]
 pub struct MappedFile {
     start: NonNull<u8>,

@@ -14,7 +14,7 @@
 //! - R3. Bytes are reused only once the cursor of every admitted, living reader has passed them.
 //! - R4. Whoever announces a change stores it, fences, and rings only if somebody sleeps: first clear
 //!   the sleepers, then bump the word they sleep on, then wake. Whoever sleeps announces itself, fences,
-//!   and looks once more ([`alarm`], the only place with this protocol; checked with loom).
+//!   and looks once more (`alarm.rs`, the only place with this protocol; checked with loom).
 //! - R5. Every write to a word of sleepers is a read-modify-write.
 //! - R6. Sizes come from the descriptor and its seals; what peers write is checked before it is used. A
 //!   wrong record is an error, a wild cursor is not believed.

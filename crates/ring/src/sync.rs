@@ -140,3 +140,21 @@ mod imp {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    /// An atomic that loom does not see would be left out of the model without a word.
+    #[test]
+    fn no_other_module_names_the_atomics_of_std() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut n_files = 0;
+        for entry in std::fs::read_dir(folder).expect("the sources are there") {
+            let path = entry.expect("a readable folder").path();
+            let text = std::fs::read_to_string(&path).expect("a source file");
+            let may = path.ends_with("sync.rs");
+            assert!(may || !text.contains("sync::atomic"), "{}", path.display());
+            n_files += 1;
+        }
+        assert!(n_files > 8, "only {n_files} files seen");
+    }
+}
