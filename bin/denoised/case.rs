@@ -148,13 +148,14 @@ fn requests_of(call: &Map<String, Value>, seed: u64) -> Result<(Vec<GenerateRequ
             "num_inference_steps" => shared.n_steps = Some(number(value).ok_or_else(refused)?),
             "guidance_scale" => shared.guidance = Some(value.as_f64().ok_or_else(refused)? as f32),
             "max_sequence_length" => shared.max_sequence_length = Some(number(value).ok_or_else(refused)?),
+            "clip_skip" if !value.is_null() => shared.clip_skip = Some(number(value).ok_or_else(refused)?),
             "num_images_per_prompt" if value.as_u64() == Some(1) => {}
             "eta" | "guidance_rescale" if value.as_f64() == Some(0.0) => {}
             // They matter only where `skip_guidance_layers` is set, which falls to the last arm.
             "skip_layer_guidance_scale" | "skip_layer_guidance_start" | "skip_layer_guidance_stop" => {}
             // What a callback may see, not what is computed.
             "callback_on_step_end_tensor_inputs" | "output_type" | "return_dict" => {}
-            // `clip_skip`, `sigmas`, `timesteps`, `skip_guidance_layers`, …: null is the default everywhere.
+            // `sigmas`, `timesteps`, `skip_guidance_layers`, …: null is the default everywhere.
             _ if value.is_null() => {}
             _ => return Err(refused()),
         }

@@ -20,6 +20,7 @@ pub(crate) fn validate(request: &GenerateRequest) -> Result<(), Failure> {
         seed: _,
         sampler,
         max_sequence_length,
+        clip_skip: _,
         latents,
         capture: _,
     } = request;

@@ -16,6 +16,15 @@ pub(crate) struct Conditioning {
     pub(crate) pooled: Tensor,
 }
 
+/// What a request may choose about the encoding of a text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TextOptions {
+    /// Longest T5 text in tokens.
+    pub(crate) max_sequence_length: usize,
+    /// CLIP layers left out beyond the family's own choice.
+    pub(crate) clip_skip: usize,
+}
+
 /// A text in every tokenizer's ids.
 #[derive(Clone, Debug)]
 pub(crate) struct Tokenized {
@@ -36,7 +45,10 @@ pub(crate) trait Conditioner: Debug {
     ///
     /// # Errors
     /// The device's.
-    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, max_sequence_length: usize) -> Result<Conditioning>;
+    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, options: TextOptions) -> Result<Conditioning>;
+
+    /// Largest [`TextOptions::clip_skip`] that leaves a layer to take.
+    fn max_clip_skip(&self) -> usize;
 
     /// Names under which reference cases hold the encodings: tokens of prompt and negative prompt, then pooled ones.
     fn trace_names(&self) -> [&'static str; 4];

@@ -8,7 +8,7 @@
 
 use crate::{
     ModelError,
-    conditioning::{Conditioning, Tokenized},
+    conditioning::{Conditioning, TextOptions, Tokenized},
     families::Parts,
     pipeline::{Model, Pipeline, Running},
     tensor_failure, trace,
@@ -144,7 +144,7 @@ impl Pipeline for DiffusionPipeline {
 
     fn begin(&self, request: &GenerateRequest) -> Result<Box<dyn Running>, Failure> {
         let mut resolved = self.resolve_numbers(request)?;
-        let max_sequence_length = self.max_sequence_length(request)?;
+        let options = self.text_options(request)?;
         let given = self.given_latents(request, &resolved)?;
         let (prompt, negative) = self.tokenize(request, resolved.guidance);
         resolved.warnings = warnings(&prompt, negative.as_ref());
@@ -153,9 +153,14 @@ impl Pipeline for DiffusionPipeline {
             .schedule(resolved.n_steps as usize);
 
         let ctx = self.ctx();
-        let encode = |text: &Tokenized| self.parts.conditioner.encode(&ctx, text, max_sequence_length);
-        let conditional = encode(&prompt).map_err(device)?;
-        let unconditional = negative.as_ref().map(encode).transpose().map_err(device)?;
+        let encode = |text: &Tokenized, options| self.parts.conditioner.encode(&ctx, text, options);
+        let conditional = encode(&prompt, options).map_err(device)?;
+        let unskipped = TextOptions {
+            clip_skip: 0,
+            ..options
+        };
+        let unconditional = negative.as_ref().map(|text| encode(text, unskipped));
+        let unconditional = unconditional.transpose().map_err(device)?;
         let noise = match given {
             Some(values) => values,
             None => self.noise(&resolved),
@@ -356,7 +361,7 @@ impl DiffusionPipeline {
         let default = info.samplers.first().map_or("", String::as_str);
         let sampler = request.sampler.as_deref().unwrap_or(default).to_owned();
         self.sampler(&sampler)?;
-        self.max_sequence_length(request)?;
+        self.text_options(request)?;
         let resolved = Resolved {
             width,
             height,
@@ -402,6 +407,20 @@ impl DiffusionPipeline {
                 self.parts.info.samplers.join(", ")
             ))),
         }
+    }
+
+    fn text_options(&self, request: &GenerateRequest) -> Result<TextOptions, Failure> {
+        let clip_skip = request.clip_skip.unwrap_or(0) as usize;
+        let most = self.parts.conditioner.max_clip_skip();
+        if clip_skip > most {
+            return Err(invalid(format!(
+                "clip_skip is {clip_skip}, this model has layers for at most {most}"
+            )));
+        }
+        Ok(TextOptions {
+            max_sequence_length: self.max_sequence_length(request)?,
+            clip_skip,
+        })
     }
 
     fn max_sequence_length(&self, request: &GenerateRequest) -> Result<usize, Failure> {

@@ -128,6 +128,7 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
         "num_inference_steps",
         "guidance_scale",
         "max_sequence_length",
+        "clip_skip",
         // Without effect at these values, or as long as skip_guidance_layers is not given.
         "num_images_per_prompt",
         "callback_on_step_end_tensor_inputs",
@@ -161,6 +162,7 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
             .map(|n| n as f32),
         seed: case["seed"].as_u64().expect("a seed"),
         max_sequence_length: number("max_sequence_length"),
+        clip_skip: number("clip_skip"),
         capture: Capture::Trace,
         ..GenerateRequest::new(prompt.clone().expect("a prompt"))
     };

@@ -26,6 +26,9 @@ pub struct GenerateRequest {
     pub sampler: Option<String>,
     /// Longest T5 text in tokens, where the family has such a limit (SD3: 256).
     pub max_sequence_length: Option<u32>,
+    /// CLIP layers of the prompt that are left out beyond the family's own choice, as diffusers' `clip_skip` counts them; the
+    /// negative prompt keeps all of them, as there.
+    pub clip_skip: Option<u32>,
     /// Initial latents in the family's reference layout, instead of noise drawn from `seed`.
     pub latents: Option<NamedTensor>,
     /// What to return beside, or instead of, the 8-bit picture.
@@ -50,6 +53,7 @@ impl GenerateRequest {
             seed: 0,
             sampler: None,
             max_sequence_length: None,
+            clip_skip: None,
             latents: None,
             capture: Capture::Image,
         }

@@ -5,7 +5,7 @@
 use super::{LatentsLayout, Parts, expect_class};
 use crate::{
     ModelError,
-    conditioning::{Conditioner, Conditioning, Tokenized},
+    conditioning::{Conditioner, Conditioning, TextOptions, Tokenized},
     denoiser::{Mmdit, MmditConfig},
     text::{ClipConfig, ClipText, ClipTokenizer},
     vae::{KL_UNREAD_NAMES, KlConfig, KlDecoder},
@@ -108,6 +108,7 @@ pub(super) fn open(folder: &Folder) -> Result<Parts, ModelError> {
         encoders: [(tokenizer, first), (tokenizer_2, second)],
         widths: clips.each_ref().map(|clip| clip.n_channels),
         pooled_widths: clips.each_ref().map(|clip| clip.n_projected),
+        n_layers: clips[0].n_layers.min(clips[1].n_layers),
         n_tokens,
         n_joint: mmdit.n_joint,
     };
@@ -216,6 +217,8 @@ struct Sd3Conditioner {
     encoders: [(ClipTokenizer, ClipText); 2],
     widths: [usize; 2],
     pooled_widths: [usize; 2],
+    /// Of the encoder with fewer.
+    n_layers: usize,
     n_tokens: usize,
     n_joint: usize,
 }
@@ -243,7 +246,11 @@ impl Conditioner for Sd3Conditioner {
         tokenized
     }
 
-    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, max_sequence_length: usize) -> Result<Conditioning> {
+    fn max_clip_skip(&self) -> usize {
+        self.n_layers - N_SKIPPED_LAYERS
+    }
+
+    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, options: TextOptions) -> Result<Conditioning> {
         // CLIP's tokens side by side, padded with zeros; behind them one zero token for all of the absent T5's.
         let tokens = ctx.alloc(&[1, self.n_tokens + 1, self.n_joint])?;
         ctx.backend.fill(&tokens, 0.0)?;
@@ -251,7 +258,11 @@ impl Conditioner for Sd3Conditioner {
         let of_clip = tokens.narrow(1, 0, self.n_tokens)?;
         let (mut column, mut pooled_column) = (0, 0);
         for (encoder_idx, (_, encoder)) in self.encoders.iter().enumerate() {
-            let out = encoder.forward(ctx, &text.fitted[encoder_idx], N_SKIPPED_LAYERS)?;
+            let out = encoder.forward(
+                ctx,
+                &text.fitted[encoder_idx],
+                N_SKIPPED_LAYERS + options.clip_skip,
+            )?;
             let (width, pooled_width) = (self.widths[encoder_idx], self.pooled_widths[encoder_idx]);
             copy_columns(ctx, &out.tokens, &of_clip, column, width)?;
             copy_columns(ctx, &out.pooled, &pooled, pooled_column, pooled_width)?;
@@ -260,7 +271,7 @@ impl Conditioner for Sd3Conditioner {
         }
         Ok(Conditioning {
             tokens,
-            n_last_repeats: max_sequence_length,
+            n_last_repeats: options.max_sequence_length,
             pooled,
         })
     }
