@@ -17,8 +17,10 @@ struct Chains {
     n_rounds: usize,
 }
 
-/// Enough to hide the latency of four cycles on two units.
-const N_CHAINS: usize = 12;
+/// As many as a micro-tile has sums, which is enough to hide the latency of four cycles on two units.
+const fn n_chains<S: Simd>() -> usize {
+    2 * S::MR
+}
 
 impl Kernel for Chains {
     type Output = f32;
@@ -29,21 +31,21 @@ impl Kernel for Chains {
         // SAFETY: inside a kernel.
         let (factor, summand) = unsafe { (S::splat(hide(0.999)), S::splat(hide(0.001_3))) };
         // SAFETY: as above.
-        let mut chains = [unsafe { S::splat(hide(0.5)) }; N_CHAINS];
-        for (i, chain) in chains.iter_mut().enumerate() {
+        let mut chains = [unsafe { S::splat(hide(0.5)) }; 28];
+        for (i, chain) in chains[..n_chains::<S>()].iter_mut().enumerate() {
             // SAFETY: as above.
             *chain = unsafe { S::splat(hide(i as f32)) };
         }
         for _ in 0..self.n_rounds {
-            for chain in &mut chains {
+            for chain in &mut chains[..n_chains::<S>()] {
                 // SAFETY: as above.
                 *chain = unsafe { S::mul_add(*chain, factor, summand) };
             }
         }
         let mut total = 0.0;
-        for chain in chains {
+        for chain in &chains[..n_chains::<S>()] {
             // SAFETY: as above.
-            total += unsafe { S::sum(chain) };
+            total += unsafe { S::sum(*chain) };
         }
         total
     }
@@ -81,7 +83,7 @@ pub fn fma_peak(isa: Isa, n_threads: usize) -> Result<f64> {
         pool: &pool,
         memory: &memory,
     };
-    let n_rounds = 4_000_000;
+    let n_rounds = 2_000_000;
     let seconds = best_seconds(|| {
         context.run(n_threads, &|_, _| {
             // SAFETY: the processor has the set, checked above.
@@ -89,8 +91,8 @@ pub fn fma_peak(isa: Isa, n_threads: usize) -> Result<f64> {
             std::hint::black_box(sum);
         })
     })?;
-    let lanes = with_isa!(isa, S => S::LANES);
-    Ok((n_threads * n_rounds * N_CHAINS * lanes * 2) as f64 / seconds / 1e9)
+    let per_round = with_isa!(isa, S => n_chains::<S>() * S::LANES * 2);
+    Ok((n_threads * n_rounds * per_round) as f64 / seconds / 1e9)
 }
 
 fn new_pool(n_threads: usize) -> Result<Pool> {

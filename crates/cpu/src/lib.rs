@@ -10,6 +10,10 @@
 //! - Memory: freed activations are used again (`memory`); weights lie in one sealed block (`weights`). 3x3 kernels that go through
 //!   Winograd's transforms take four times their size; [`CpuOptions::winograd`] switches that off.
 //! - NaN and infinity pass through every op as IEEE arithmetic has it; no clamp swallows a NaN.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "kernels walk registers, lanes and pointers by one index, and closures of iterators would lack the instruction set"
+)]
 
 mod attention;
 mod backend;

@@ -54,6 +54,7 @@ macro_rules! conformance {
                 if is_available() {
                     let backend = backend($isa, 2, true);
                     suite::nan_passes_through(&*backend);
+                    suite::norms_hold_with_a_large_mean(&*backend);
                     suite::activations_hold_in_the_tails(&*backend);
                     suite::copies_convert_dtypes(&*backend);
                     suite::wrong_operands_are_refused(&*backend);

@@ -22,7 +22,7 @@ impl Simd for Avx512 {
     type V = __m512;
     const LANES: usize = 16;
     const MR: usize = 14;
-    const KC: usize = 256;
+    const KC: usize = 384;
     const MC: usize = 168;
 
     #[inline(always)]

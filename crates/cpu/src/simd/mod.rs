@@ -185,7 +185,7 @@ impl ActivationFn for GeluTanh {
     unsafe fn apply<S: Simd>(x: S::V) -> S::V {
         // 0.5 (1 + tanh(u)) = sigmoid(2 u), and 2 sqrt(2/pi) = 1.5957691.
         let cubic = S::mul_add(S::mul(x, x), S::splat(0.044_715), S::splat(1.0));
-        times_sigmoid::<S>(x, S::mul(x, cubic), 1.595_769_1)
+        times_sigmoid::<S>(x, S::mul(x, cubic), 1.595_769)
     }
 }
 
@@ -257,3 +257,109 @@ macro_rules! with_isa {
     };
 }
 pub(crate) use with_isa;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+
+    /// Applies one function to a slice whose length is a multiple of 16.
+    #[derive(Clone, Copy)]
+    struct Map<'a> {
+        function: Function,
+        x: &'a [f32],
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum Function {
+        Exp2,
+        GeluErf,
+        Silu,
+    }
+
+    impl Kernel for Map<'_> {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) -> Vec<f32> {
+            let mut out = vec![0.0; self.x.len()];
+            for i in (0..self.x.len()).step_by(S::LANES) {
+                let x = S::load(self.x.as_ptr().add(i));
+                let y = match self.function {
+                    Function::Exp2 => exp2::<S>(x),
+                    Function::GeluErf => GeluErf::apply::<S>(x),
+                    Function::Silu => Silu::apply::<S>(x),
+                };
+                S::store(out.as_mut_ptr().add(i), y);
+            }
+            out
+        }
+    }
+
+    /// Largest relative error over `from..=to` on every available set.
+    fn worst(function: Function, from: f64, to: f64, exact: impl Fn(f64) -> f64) -> f64 {
+        const N: usize = 1 << 16;
+        let x: Vec<f32> = (0..N).map(|i| (from + (to - from) * i as f64 / (N - 1) as f64) as f32).collect();
+        let mut worst = 0.0f64;
+        for isa in Isa::ALL.iter().filter(|isa| isa.is_available()) {
+            // SAFETY: the set is available.
+            let got = with_isa!(*isa, S => unsafe { S::vectorize(Map { function, x: &x }) });
+            for (x, y) in x.iter().zip(got) {
+                let exact = exact(f64::from(*x));
+                let error = (f64::from(y) - exact).abs() / exact.abs().max(1e-30);
+                assert!(!error.is_nan(), "{isa}: {y} at {x}");
+                worst = worst.max(error);
+            }
+        }
+        worst
+    }
+
+    #[test]
+    fn exponentials_are_good_to_two_units_of_the_last_place() {
+        let error = worst(Function::Exp2, -125.9, 127.9, f64::exp2);
+        assert!(error < 2.4e-7, "{error:e}");
+    }
+
+    #[test]
+    fn exponentials_end_in_zero_and_infinity() {
+        let x: Vec<f32> = [f32::NEG_INFINITY, -1e9, -127.0, 128.0, 1e9, f32::INFINITY, f32::NAN, 0.0].repeat(2);
+        for isa in Isa::ALL.iter().filter(|isa| isa.is_available()) {
+            // SAFETY: the set is available.
+            let y = with_isa!(*isa, S => unsafe { S::vectorize(Map { function: Function::Exp2, x: &x }) });
+            assert_eq!((&y[..3], &y[3..6], y[7]), (&[0.0; 3][..], &[f32::INFINITY; 3][..], 1.0), "{isa}");
+            assert!(y[6].is_nan(), "{isa}");
+        }
+    }
+
+    /// `erfc` by its series and continued fraction (Abramowitz and Stegun 7.1.5 and 7.1.14).
+    fn erfc(x: f64) -> f64 {
+        if x < 0.0 {
+            return 2.0 - erfc(-x);
+        }
+        if x < 2.0 {
+            let (mut term, mut sum) = (x, x);
+            for n in 1..100 {
+                term *= -x * x / f64::from(n);
+                sum += term / f64::from(2 * n + 1);
+            }
+            return 1.0 - sum * 2.0 / std::f64::consts::PI.sqrt();
+        }
+        let fraction = (1..200).rev().fold(0.0, |fraction, n| f64::from(n) / 2.0 / (x + fraction));
+        (-x * x).exp() / std::f64::consts::PI.sqrt() / (x + fraction)
+    }
+
+    #[test]
+    fn the_exact_gelu_keeps_its_relative_error_in_the_negative_tail() {
+        let exact = |x: f64| 0.5 * x * erfc(-x / 2f64.sqrt());
+        for (from, to, limit) in [(0.0, 10.0, 5e-7), (-2.0, 0.0, 1e-6), (-6.0, -2.0, 3e-6)] {
+            let error = worst(Function::GeluErf, from, to, exact);
+            assert!(error < limit, "{from} to {to}: {error:e}");
+        }
+    }
+
+    #[test]
+    fn silu_keeps_its_relative_error() {
+        let error = worst(Function::Silu, -20.0, 20.0, |x| x / (1.0 + (-x).exp()));
+        assert!(error < 2e-6, "{error:e}");
+    }
+}

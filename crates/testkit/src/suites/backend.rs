@@ -1631,6 +1631,68 @@ pub fn nan_passes_through(backend: &dyn Backend) {
     outcome.expect("sound operands");
 }
 
+/// Variances of data whose mean is 200 times its spread come out right: a difference of squares would lose four more digits.
+///
+/// # Panics
+/// They do not.
+pub fn norms_hold_with_a_large_mean(backend: &dyn Backend) {
+    let (rows, n, n_groups) = (300, 96, 8);
+    let data: Vec<f32> = Feed(9).values(0, 0, rows * n).iter().map(|x| 100.0 + x).collect();
+    let normal = |group: &dyn Fn(usize) -> usize| -> Vec<f64> {
+        let mut sums: HashMap<usize, [f64; 3]> = HashMap::new();
+        for (i, x) in data.iter().enumerate() {
+            let sum = sums.entry(group(i)).or_default();
+            *sum = [
+                sum[0] + 1.0,
+                sum[1] + f64::from(*x),
+                sum[2] + f64::from(*x - 100.0).powi(2),
+            ];
+        }
+        let value = |(i, x): (usize, &f32)| {
+            let [count, sum, squares] = sums[&group(i)];
+            let mean = sum / count;
+            (f64::from(*x) - mean) / (squares / count - (mean - 100.0).powi(2) + 1e-5).sqrt()
+        };
+        data.iter().enumerate().map(value).collect()
+    };
+    let outcome = (|| -> Result<()> {
+        let x = put(backend, Place::Dense, &[1, rows, n], &data)?;
+        let out = backend.alloc(&[1, rows, n], DType::F32)?;
+        let ones = vec![1.0; n];
+        let weights = prepare(
+            backend,
+            &[
+                (WeightKind::Vector, &[n], &ones),
+                (WeightKind::Vector, &[n], &vec![0.0; n]),
+            ],
+        )?;
+        let compare = |what: &str, expected: &[f64]| -> Result<()> {
+            let got = fetch(backend, &out)?;
+            let distance: f64 = got
+                .iter()
+                .zip(expected)
+                .map(|(a, b)| (f64::from(*a) - b).powi(2))
+                .sum();
+            let error = (distance / expected.iter().map(|x| x * x).sum::<f64>()).sqrt();
+            // The mean itself is rounded to 4e-6.
+            assert!(error < 3e-5, "{what}: {error:.1e}");
+            Ok(())
+        };
+        backend.layer_norm(&x, None, 1e-5, None, &out)?;
+        compare("layer_norm", &normal(&|i| i / n))?;
+        backend.group_norm(
+            &x,
+            (&weights[0], &weights[1]),
+            n_groups,
+            1e-5,
+            Activation::None,
+            &out,
+        )?;
+        compare("group_norm", &normal(&|i| i % n / (n / n_groups)))
+    })();
+    outcome.expect("sound operands");
+}
+
 /// Activations stay defined far out.
 ///
 /// # Panics
