@@ -47,8 +47,8 @@ skipped; a prompt that starts with `#` is written `\\#`.
 
 PNG text: prompt, negative prompt, steps, guidance, size, seed, sampler, model, family, Software.
 
---json: one object per picture on stdout, in order; a failure ends the output with
-{\"error\":{\"code\":…,\"message\":…}}.";
+--json: one object per picture on stdout, in order; one that fails has an `error` and no `file`. A
+command that fails as a whole prints {\"error\":{\"code\":…,\"message\":…}}.";
 
 const VERIFY_HELP: &str = "\
 CASE is a folder with model/, reference.json and reference.safetensors, as
@@ -190,6 +190,10 @@ pub(crate) struct BenchArgs {
     /// `ring`: the shared-memory ring; `executor`: calls to workers and back
     #[arg(value_name = "WHAT")]
     pub(crate) what: BenchWhat,
+
+    /// For how many seconds idle workers are watched
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) idle_seconds: u64,
 
     /// The figures as one JSON object instead of text
     #[arg(long)]

@@ -221,7 +221,7 @@ mod tests {
             "prompt_2": ["a cat", "a dog"],
             "negative_prompt": "blurry",
             "height": 64, "width": 128, "num_inference_steps": 3, "guidance_scale": 4.5,
-            "num_images_per_prompt": 1, "max_sequence_length": 256, "clip_skip": null, "eta": 0.0,
+            "num_images_per_prompt": 1, "max_sequence_length": 256, "clip_skip": 2, "eta": 0.0,
             "callback_on_step_end_tensor_inputs": ["latents"], "skip_layer_guidance_scale": 2.8,
         }))
         .unwrap();
@@ -235,6 +235,7 @@ mod tests {
             guidance: Some(4.5),
             seed: 1234,
             max_sequence_length: Some(256),
+            clip_skip: Some(2),
             capture: Capture::Trace,
             ..GenerateRequest::new("a dog")
         };
@@ -245,7 +246,7 @@ mod tests {
     #[test]
     fn an_argument_that_changes_the_result_is_refused_by_name() {
         for (name, value) in [
-            ("clip_skip", json!(1)),
+            ("clip_skip", json!("last")),
             ("eta", json!(0.5)),
             ("num_images_per_prompt", json!(2)),
             ("prompt_2", json!("another")),

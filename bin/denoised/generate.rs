@@ -124,6 +124,17 @@ struct InFlight {
 }
 
 impl InFlight {
+    fn new(picture: Picture, handle: RequestHandle) -> Self {
+        Self {
+            picture,
+            handle,
+            submitted_at: Instant::now(),
+            n_done: 0,
+            n_steps: 0,
+            end: None,
+        }
+    }
+
     fn take(&mut self, event: RequestEvent) {
         match event {
             RequestEvent::Queued { .. } => {}
@@ -158,38 +169,37 @@ impl Session<'_> {
     fn run(&mut self, pictures: Vec<Picture>, window: usize) -> Result<(), Error> {
         let mut waiting: VecDeque<Picture> = pictures.into();
         let mut in_flight: VecDeque<InFlight> = VecDeque::new();
+        // Why the first of those that wait was not admitted.
+        let mut refused: Option<Failure> = None;
+        let mut is_cancelled = false;
         while !waiting.is_empty() || !in_flight.is_empty() {
-            if interrupt::is_interrupted() && self.stop.is_none() {
-                self.stop = Some("interrupted".to_owned());
+            if interrupt::is_interrupted() && !is_cancelled {
+                is_cancelled = true;
+                self.stop.get_or_insert_with(|| "interrupted".to_owned());
+                self.first_failure.get_or_insert_with(interrupt::interrupted);
                 in_flight.iter().for_each(|one| one.handle.cancel());
             }
-            if let Some(reason) = &self.stop {
-                let reason = format!("not started: {reason}");
-                for picture in waiting.drain(..) {
-                    let failure = Failure::new(FailureCode::Cancelled, reason.clone());
-                    self.failed(&picture, failure.into())?;
-                }
-            }
-            while in_flight.len() < window
+            while self.stop.is_none()
+                && in_flight.len() < window
                 && let Some(picture) = waiting.pop_front()
             {
                 match self
                     .engine
                     .submit(self.request_for(&picture), SubmitOptions::default())
                 {
-                    Ok(handle) => in_flight.push_back(InFlight {
-                        picture,
-                        handle,
-                        submitted_at: Instant::now(),
-                        n_done: 0,
-                        n_steps: 0,
-                        end: None,
-                    }),
+                    Ok(handle) => in_flight.push_back(InFlight::new(picture, handle)),
                     Err(failure) => {
-                        self.stop_after(&failure);
-                        self.failed(&picture, failure.into())?;
-                        break;
+                        self.stop = Some(format!("an earlier picture failed: {failure}"));
+                        refused = Some(failure);
+                        waiting.push_front(picture);
                     }
+                }
+            }
+            if let (Some(reason), true) = (&self.stop, in_flight.is_empty()) {
+                let reason = format!("not started: {reason}");
+                for picture in waiting.drain(..) {
+                    let not_started = || Failure::new(FailureCode::Cancelled, reason.clone());
+                    self.failed(&picture, refused.take().unwrap_or_else(not_started).into())?;
                 }
             }
             for one in &mut in_flight {
@@ -219,12 +229,13 @@ impl Session<'_> {
             }
         }
         match self.first_failure.take() {
-            None => Ok(()),
-            Some(first) => Err(Error::Pictures {
+            Some(first) if self.n_failed > 0 => Err(Error::Pictures {
                 first: Box::new(first),
                 n_failed: self.n_failed,
                 n_pictures: self.n_pictures,
             }),
+            // Ctrl-C may come when the last picture is done already.
+            _ => Ok(()),
         }
     }
 
@@ -258,7 +269,7 @@ impl Session<'_> {
             | FailureCode::Protocol
             | FailureCode::Internal => false,
         };
-        if !is_its_own && self.stop.is_none() {
+        if self.stop.is_none() && !is_its_own {
             self.stop = Some(format!("an earlier picture failed: {failure}"));
         }
     }

@@ -18,6 +18,7 @@ mod output;
 mod png_file;
 mod prompts;
 
+mod every_rank;
 mod interrupt;
 mod logs;
 mod progress;
@@ -36,7 +37,11 @@ fn main() -> std::process::ExitCode {
     // Before anything else: a worker has no command line of its own.
     let code = if denoised_worker::is_worker_invocation() {
         logs::start(0);
-        denoised_worker::run(&mut PipelineStart)
+        if bench::is_bench_worker() {
+            denoised_worker::run(&mut bench::NoModel)
+        } else {
+            denoised_worker::run(&mut PipelineStart)
+        }
     } else if bench::is_other_end() {
         ended(bench::other_end(), false)
     } else {

@@ -1,6 +1,7 @@
 //! What a person sees while waiting: start-up phases, then steps. On stderr, and only if that is a terminal.
 
 use crate::output::say;
+use denoised_executor::StderrSink;
 use denoised_types::Rank;
 use denoised_wire::StartPhase;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -55,10 +56,12 @@ impl Progress {
         self.0.set_message(message);
     }
 
-    /// Writes lines of workers above the bar.
-    pub(crate) fn line_writer(&self) -> Arc<dyn Fn(Rank, &str) + Send + Sync> {
+    /// Where workers' lines go: above the bar.
+    pub(crate) fn stderr_sink(&self) -> StderrSink {
         let bar = self.0.clone();
-        Arc::new(move |rank, line| bar.suspend(|| say(&format!("[rank {rank}] {line}"))))
+        StderrSink(Arc::new(move |rank, line| {
+            bar.suspend(|| say(&format!("[rank {rank}] {line}")));
+        }))
     }
 
     /// Writes a line above the bar; `write` gets it when the bar is out of the way.

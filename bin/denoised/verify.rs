@@ -4,23 +4,15 @@ use crate::args::VerifyArgs;
 use crate::case::Case;
 use crate::compare::{Row, Tensors, compare, shown, stack};
 use crate::error::Error;
+use crate::every_rank::EveryRank;
 use crate::output::write_stdout;
 use crate::progress::Progress;
 use crate::{interrupt, tensor_file, world};
-use denoised_executor::{Executor, ExecutorEvent};
-use denoised_types::{Failure, FailureCode, GenerateRequest, Generated, Mode, Rank, RequestId, WaveId};
-use denoised_wire::{Member, Wave};
+use denoised_executor::Executor;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Time for a command to enter the ring.
-const DISPATCH_LIMIT: Duration = Duration::from_secs(30);
-/// After this long without news the workers are asked whether they are there.
-const SILENCE: Duration = Duration::from_secs(30);
-/// Time for that answer.
-const HEALTH_LIMIT: Duration = Duration::from_secs(10);
 /// Time for workers to end.
 const CLOSE_BUDGET: Duration = Duration::from_secs(10);
 
@@ -78,24 +70,20 @@ fn compute(case: &Case, executor: &dyn Executor) -> Result<Vec<Tensors>, Error> 
             case.family
         )));
     }
-    let mut runner = Runner {
-        executor,
-        n_ranks: world.world_size,
-        next_id: 1,
-    };
+    let mut every_rank = EveryRank::new(executor);
     let n_ranks = usize::from(world.world_size);
     let mut given: Vec<Vec<_>> = vec![Vec::new(); n_ranks];
     let mut seeded: Vec<Tensors> = vec![Tensors::new(); n_ranks];
     for (request_idx, request) in case.requests.iter().enumerate() {
         let mut from_latents = request.clone();
         from_latents.latents = Some(case.latents_of(request_idx)?);
-        for (rank_idx, generated) in runner.on_every_rank(&from_latents)?.into_iter().enumerate() {
+        for (rank_idx, generated) in every_rank.run(&from_latents)?.into_iter().enumerate() {
             given[rank_idx].push(generated.tensors);
         }
         if case.is_batch {
             continue;
         }
-        for (rank_idx, generated) in runner.on_every_rank(request)?.into_iter().enumerate() {
+        for (rank_idx, generated) in every_rank.run(request)?.into_iter().enumerate() {
             for mut tensor in generated.tensors {
                 if tensor.name == "image" || tensor.name == "latents.init" {
                     tensor.name = format!("seeded.{}", tensor.name);
@@ -112,82 +100,6 @@ fn compute(case: &Case, executor: &dyn Executor) -> Result<Vec<Tensors>, Error> 
         ranks.push(tensors);
     }
     Ok(ranks)
-}
-
-/// Sends requests to ranks by name, which an engine would not let one choose.
-struct Runner<'a> {
-    executor: &'a dyn Executor,
-    n_ranks: u16,
-    next_id: u64,
-}
-
-impl Runner<'_> {
-    /// Runs `request` once on every rank, all at the same time; results by rank.
-    fn on_every_rank(&mut self, request: &GenerateRequest) -> Result<Vec<Generated>, Error> {
-        let mut rank_of: BTreeMap<RequestId, u16> = BTreeMap::new();
-        for rank_idx in 0..self.n_ranks {
-            let id = self.next_id;
-            self.next_id += 1;
-            rank_of.insert(RequestId(id), rank_idx);
-            let wave = Wave {
-                wave_id: WaveId(id),
-                mode: Mode::Request,
-                ranks: vec![Rank(rank_idx)],
-                members: vec![Member {
-                    request_id: RequestId(id),
-                    request: request.clone(),
-                    latents: None,
-                    deadline_ns: 0,
-                }],
-            };
-            self.executor.dispatch(wave, Instant::now() + DISPATCH_LIMIT)?;
-        }
-        let mut results: BTreeMap<u16, Generated> = BTreeMap::new();
-        let mut n_waves = self.n_ranks;
-        let mut heard_at = Instant::now();
-        while n_waves > 0 {
-            if interrupt::is_interrupted() {
-                return Err(interrupt::interrupted());
-            }
-            let events = self.executor.wait_events(Instant::now() + Duration::from_secs(1));
-            if !events.is_empty() {
-                heard_at = Instant::now();
-            } else if heard_at.elapsed() > SILENCE {
-                self.ask_for_a_sign_of_life()?;
-                heard_at = Instant::now();
-            }
-            for event in events {
-                match event {
-                    ExecutorEvent::RequestStarted { .. } | ExecutorEvent::Step { .. } => {}
-                    ExecutorEvent::RequestDone { request_id, outcome } => {
-                        let generated = outcome?;
-                        if let Some(&rank_idx) = rank_of.get(&request_id) {
-                            results.insert(rank_idx, *generated);
-                        }
-                    }
-                    ExecutorEvent::WaveDone { .. } => n_waves = n_waves.saturating_sub(1),
-                    ExecutorEvent::WorldFailed(failure) => return Err(failure.into()),
-                }
-            }
-        }
-        if results.len() != usize::from(self.n_ranks) {
-            let message = format!("{} of {} ranks returned a result", results.len(), self.n_ranks);
-            return Err(Failure::new(FailureCode::Protocol, message).into());
-        }
-        Ok(results.into_values().collect())
-    }
-
-    fn ask_for_a_sign_of_life(&self) -> Result<(), Error> {
-        let health = self.executor.health(HEALTH_LIMIT);
-        if health.is_healthy() {
-            return Ok(());
-        }
-        let silent = || {
-            let message = format!("no answer from ranks {:?} within {HEALTH_LIMIT:?}", health.silent);
-            Failure::new(FailureCode::WorkerLost, message)
-        };
-        Err(health.failure.clone().unwrap_or_else(silent).into())
-    }
 }
 
 fn as_table(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> String {

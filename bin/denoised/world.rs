@@ -4,9 +4,7 @@ use crate::args::WorldArgs;
 use crate::error::Error;
 use crate::logs;
 use crate::progress::Progress;
-use denoised_executor::{
-    Executor, MpExecutor, MpOptions, StderrSink, UniExecutor, UniOptions, WorkerProgram,
-};
+use denoised_executor::{Executor, MpExecutor, MpOptions, UniExecutor, UniOptions, WorkerProgram};
 use denoised_types::WorkerConfig;
 use denoised_worker::PipelineStart;
 use std::path::{Path, PathBuf};
@@ -34,7 +32,7 @@ pub(crate) fn start(args: &WorldArgs, model: &Path, progress: &Progress) -> Resu
         "mp" => {
             let mut options = MpOptions::new(args.workers, config);
             options.program = worker_program();
-            options.stderr = StderrSink(progress.line_writer());
+            options.stderr = progress.stderr_sink();
             Arc::new(MpExecutor::start(options, &mut on_phase)?)
         }
         "uni" if args.workers != 1 => {

@@ -192,11 +192,11 @@ fn a_case_that_cannot_be_run_is_refused_by_name() {
     let text = fs::read_to_string(&path).expect("it is there");
     fs::write(
         &path,
-        text.replace("\"num_images_per_prompt\": 1", "\"clip_skip\": 1"),
+        text.replace("\"num_images_per_prompt\": 1", "\"eta\": 1.0"),
     )
     .expect("it can be written");
     let outcome = run(folder, &["verify", "case"]).expect_code(2);
-    assert!(outcome.stderr.contains("`clip_skip` = 1"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("`eta` = 1.0"), "{}", outcome.stderr);
 
     fs::write(&path, text.replace("\"sd3\"", "\"sdxl\"")).expect("it can be written");
     let outcome = run(folder, &["verify", "case"]).expect_code(2);
