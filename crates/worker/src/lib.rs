@@ -37,6 +37,7 @@ mod run;
 mod serve;
 
 mod device;
+mod load;
 mod pipeline_program;
 
 mod context;
@@ -46,6 +47,7 @@ mod sink;
 
 pub use denoised_link::WORKER_ARG;
 pub use device::{check_device, open_device};
+pub use load::{Loaded, load_pipeline};
 pub use pipeline_program::{PipelineProgram, PipelineStart};
 pub use program::{Program, Start, StartContext, Started, WaveMember, WaveSink};
 pub use run::{is_worker_invocation, run};
