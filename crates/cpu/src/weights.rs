@@ -14,7 +14,7 @@ use crate::{
     gemm::Panels,
     memory::ALIGN,
     operand::Ptr,
-    simd::{Simd, with_isa},
+    simd::{Kernel, Simd, with_isa},
     winograd,
 };
 use denoised_os::memfd::{FrozenMapping, FrozenMemory, MemoryBuilder, MemoryError};
@@ -579,45 +579,55 @@ impl<'a> Piece<'a> {
         self.n_rows.div_ceil(Self::TASK_ROWS)
     }
 
-    /// Writes the rows of a task.
+    /// Writes the rows of a task, in groups of consecutive columns of a panel.
     ///
     /// # Safety
-    /// `to` is the entry's room; nobody else writes these rows.
+    /// `to` is the entry's room; nobody else writes these rows; the processor has the instruction set.
     unsafe fn write<S: Simd>(&self, task_idx: usize, to: Ptr<f32>) {
-        let start = task_idx * Self::TASK_ROWS;
-        let mut row = vec![0.0; self.row_len];
-        for row_idx in start..(start + Self::TASK_ROWS).min(self.n_rows) {
-            self.read(row_idx, &mut row);
+        let end = ((task_idx + 1) * Self::TASK_ROWS).min(self.n_rows);
+        let mut rows = vec![0.0; S::LANES * self.row_len];
+        let mut row_idx = task_idx * Self::TASK_ROWS;
+        while row_idx < end {
             let entry_row = self.first_row + row_idx;
+            let n = (S::LANES - entry_row % S::LANES).min(end - row_idx);
+            for (i, row) in rows.chunks_exact_mut(self.row_len).take(n).enumerate() {
+                self.read(row_idx + i, row);
+            }
             match self.form {
                 Form::Plain => {
                     let to = to.at(entry_row * self.row_len);
-                    // SAFETY: the row lies in the room.
-                    unsafe { to.copy_from_nonoverlapping(row.as_ptr(), self.row_len) };
+                    // SAFETY: the rows lie in the room.
+                    unsafe { to.copy_from_nonoverlapping(rows.as_ptr(), n * self.row_len) };
                 }
-                Form::Packed { n, k } => {
-                    let (to, step) = column::<S>(to, n, k, entry_row);
-                    let c_in = k / self.n_taps;
-                    for channel in 0..c_in {
-                        for tap in 0..self.n_taps {
-                            let depth_idx = tap * c_in + channel;
-                            // SAFETY: column `entry_row` of depth `k` lies in the room.
-                            unsafe { *to.add(depth_idx * step) = row[channel * self.n_taps + tap] };
-                        }
-                    }
+                Form::Packed { n: n_cols, k } => {
+                    let (to, step) = column::<S>(to, n_cols, k, entry_row);
+                    let group = PackGroup {
+                        rows: &rows,
+                        n,
+                        k,
+                        n_taps: self.n_taps,
+                        to,
+                        step,
+                    };
+                    // SAFETY: `n` columns from `entry_row` on lie in one panel of the room; the set is there.
+                    unsafe { S::vectorize(group) };
                 }
-                Form::Winograd { n, k } => {
-                    let matrix_len = Panels::n_elements(n, k, S::NR, S::LANES);
-                    let (to, step) = column::<S>(to, n, k, entry_row);
-                    for (channel, taps) in row.as_chunks::<9>().0.iter().enumerate() {
-                        let positions = winograd::transform_kernel(taps);
-                        for (position, value) in positions.into_iter().enumerate() {
-                            // SAFETY: as above, in each of the 36 matrices.
-                            unsafe { *to.add(position * matrix_len + channel * step) = value };
-                        }
-                    }
+                Form::Winograd { n: n_cols, k } => {
+                    let (to, step) = column::<S>(to, n_cols, k, entry_row);
+                    let matrix_len = Panels::n_elements(n_cols, k, S::NR, S::LANES);
+                    let group = TransformGroup {
+                        rows: &rows,
+                        n,
+                        k,
+                        to,
+                        step,
+                        matrix_len,
+                    };
+                    // SAFETY: as above, in each of the 36 matrices.
+                    unsafe { S::vectorize(group) };
                 }
             }
+            row_idx += n;
         }
     }
 
@@ -645,6 +655,95 @@ impl<'a> Piece<'a> {
                 for (value, bytes) in row.iter_mut().zip(bytes.as_chunks::<2>().0) {
                     *value = half::bf16::from_le_bytes(*bytes).to_f32();
                 }
+            }
+        }
+    }
+}
+
+/// Writes `n` rows of `n_taps * c_in` elements, ordered `(c, tap)`, as consecutive columns of a panel, ordered `(tap, c)`.
+#[derive(Clone, Copy)]
+struct PackGroup<'a> {
+    rows: &'a [f32],
+    n: usize,
+    k: usize,
+    n_taps: usize,
+    to: *mut f32,
+    step: usize,
+}
+
+impl Kernel for PackGroup<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self {
+            rows,
+            n,
+            k,
+            n_taps,
+            to,
+            step,
+        } = self;
+        let mut done = 0;
+        if n == S::LANES && n_taps == 1 {
+            let mut starts = [rows.as_ptr(); 16];
+            for lane in 0..S::LANES {
+                starts[lane] = rows.as_ptr().wrapping_add(lane * k);
+            }
+            while done + S::LANES <= k {
+                // SAFETY: whole rows of whole vectors, and a panel is at least one vector wide.
+                unsafe { S::transpose(starts.as_ptr(), S::LANES, done, to.add(done * step), step) };
+                done += S::LANES;
+            }
+        }
+        let c_in = k / n_taps;
+        for depth_idx in done..k {
+            let source_idx = depth_idx % c_in * n_taps + depth_idx / c_in;
+            for lane in 0..n {
+                // SAFETY: the caller vouches for the columns.
+                unsafe { *to.add(depth_idx * step + lane) = rows[lane * k + source_idx] };
+            }
+        }
+    }
+}
+
+/// Writes `n` rows of `k` 3x3 kernels as consecutive columns of 36 matrices.
+#[derive(Clone, Copy)]
+struct TransformGroup<'a> {
+    rows: &'a [f32],
+    n: usize,
+    k: usize,
+    to: *mut f32,
+    step: usize,
+    matrix_len: usize,
+}
+
+impl Kernel for TransformGroup<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self {
+            rows,
+            n,
+            k,
+            to,
+            step,
+            matrix_len,
+        } = self;
+        for channel in 0..k {
+            let mut taps = [[0.0; winograd::GROUP]; 9];
+            for lane in 0..n {
+                let kernel = &rows[(lane * k + channel) * 9..][..9];
+                for tap in 0..9 {
+                    taps[tap][lane] = f64::from(kernel[tap]);
+                }
+            }
+            let positions = winograd::transform_kernels(&taps);
+            for (position, values) in positions.iter().enumerate() {
+                let to = to.wrapping_add(position * matrix_len + channel * step);
+                // SAFETY: the caller vouches for `n` columns, at most as many as the group.
+                unsafe { to.copy_from_nonoverlapping(values.as_ptr(), n) };
             }
         }
     }

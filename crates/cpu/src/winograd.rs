@@ -53,18 +53,35 @@ const G: [[f64; 3]; 6] = [
     [0.0, 0.0, 1.0],
 ];
 
-/// `G g Gᵀ` of one 3x3 kernel.
-pub(crate) fn transform_kernel(taps: &[f32; 9]) -> [f32; N_POSITIONS] {
-    let mut rows = [[0.0f64; 3]; 6];
-    for (row, g) in rows.iter_mut().zip(&G) {
+/// Kernels that are transformed together.
+pub(crate) const GROUP: usize = 16;
+
+/// `G g Gᵀ` of [`GROUP`] 3x3 kernels, tap by tap and position by position.
+#[inline(always)]
+pub(crate) fn transform_kernels(taps: &[[f64; GROUP]; 9]) -> [[f32; GROUP]; N_POSITIONS] {
+    let mut halves = [[[0.0; GROUP]; 3]; 6];
+    for i in 0..6 {
         for x in 0..3 {
-            row[x] = (0..3).map(|y| g[y] * f64::from(taps[y * 3 + x])).sum();
+            for y in 0..3 {
+                for lane in 0..GROUP {
+                    halves[i][x][lane] += G[i][y] * taps[y * 3 + x][lane];
+                }
+            }
         }
     }
-    std::array::from_fn(|position| {
-        let (row, g) = (&rows[position / 6], &G[position % 6]);
-        (0..3).map(|x| row[x] * g[x]).sum::<f64>() as f32
-    })
+    let mut positions = [[0.0; GROUP]; N_POSITIONS];
+    for position in 0..N_POSITIONS {
+        let mut sums = [0.0; GROUP];
+        for x in 0..3 {
+            for lane in 0..GROUP {
+                sums[lane] += G[position % 6][x] * halves[position / 6][x][lane];
+            }
+        }
+        for lane in 0..GROUP {
+            positions[position][lane] = sums[lane] as f32;
+        }
+    }
+    positions
 }
 
 /// Distance of rows of transformed tiles: whole vectors, and off the powers of two that collide in caches.

@@ -299,7 +299,9 @@ mod tests {
     /// Largest relative error over `from..=to` on every available set.
     fn worst(function: Function, from: f64, to: f64, exact: impl Fn(f64) -> f64) -> f64 {
         const N: usize = 1 << 16;
-        let x: Vec<f32> = (0..N).map(|i| (from + (to - from) * i as f64 / (N - 1) as f64) as f32).collect();
+        let x: Vec<f32> = (0..N)
+            .map(|i| (from + (to - from) * i as f64 / (N - 1) as f64) as f32)
+            .collect();
         let mut worst = 0.0f64;
         for isa in Isa::ALL.iter().filter(|isa| isa.is_available()) {
             // SAFETY: the set is available.
@@ -322,11 +324,25 @@ mod tests {
 
     #[test]
     fn exponentials_end_in_zero_and_infinity() {
-        let x: Vec<f32> = [f32::NEG_INFINITY, -1e9, -127.0, 128.0, 1e9, f32::INFINITY, f32::NAN, 0.0].repeat(2);
+        let x: Vec<f32> = [
+            f32::NEG_INFINITY,
+            -1e9,
+            -127.0,
+            128.0,
+            1e9,
+            f32::INFINITY,
+            f32::NAN,
+            0.0,
+        ]
+        .repeat(2);
         for isa in Isa::ALL.iter().filter(|isa| isa.is_available()) {
             // SAFETY: the set is available.
             let y = with_isa!(*isa, S => unsafe { S::vectorize(Map { function: Function::Exp2, x: &x }) });
-            assert_eq!((&y[..3], &y[3..6], y[7]), (&[0.0; 3][..], &[f32::INFINITY; 3][..], 1.0), "{isa}");
+            assert_eq!(
+                (&y[..3], &y[3..6], y[7]),
+                (&[0.0; 3][..], &[f32::INFINITY; 3][..], 1.0),
+                "{isa}"
+            );
             assert!(y[6].is_nan(), "{isa}");
         }
     }
@@ -344,7 +360,9 @@ mod tests {
             }
             return 1.0 - sum * 2.0 / std::f64::consts::PI.sqrt();
         }
-        let fraction = (1..200).rev().fold(0.0, |fraction, n| f64::from(n) / 2.0 / (x + fraction));
+        let fraction = (1..200)
+            .rev()
+            .fold(0.0, |fraction, n| f64::from(n) / 2.0 / (x + fraction));
         (-x * x).exp() / std::f64::consts::PI.sqrt() / (x + fraction)
     }
 
