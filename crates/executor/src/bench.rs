@@ -21,6 +21,8 @@ const N_WARM_UP: u32 = 200;
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// How long workers settle before they count as idle.
 const SETTLE: Duration = Duration::from_millis(500);
+/// How long sleeping ends are left alone before a call.
+const FALL_ASLEEP: Duration = Duration::from_micros(300);
 /// How long spinning ends spin: longer than any pause between two calls.
 const SPIN_NS: u64 = 1_000_000;
 
@@ -33,7 +35,7 @@ pub struct Plan {
     pub worker: WorkerConfig,
     /// Numbers of workers to measure calls with.
     pub world_sizes: Vec<u16>,
-    /// Calls per measurement.
+    /// Spinning calls; a fifth of it sleeping ones per world.
     pub n_calls: u32,
     /// Workers that are watched while idle.
     pub n_idle_workers: u16,
@@ -145,15 +147,38 @@ fn start(plan: &Plan, n_workers: u16, spin: SpinPolicy) -> Result<MpExecutor, Ex
     MpExecutor::start(options, &mut |_, _| {})
 }
 
+/// Runs `measure` on a thread that may be bound to a core and is gone afterwards.
+fn on_own_thread<T: Send>(measure: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| match scope.spawn(measure).join() {
+        Ok(measured) => measured,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
 fn call_times(plan: &Plan, n_workers: u16, is_spinning: bool) -> Result<CallTimes, ExecutorError> {
-    let spin = if is_spinning {
-        SpinPolicy::ForNs(SPIN_NS)
+    // Sleeping ends get time to fall asleep before each call, or else they would meet awake.
+    let (spin, pause, n_calls) = if is_spinning {
+        (SpinPolicy::ForNs(SPIN_NS), Duration::ZERO, plan.n_calls)
     } else {
-        SpinPolicy::Never
+        (SpinPolicy::Never, FALL_ASLEEP, plan.n_calls / 5)
     };
+    // Caller and worker on a core each, as in the raw measurement; a process inherits the core of the thread that starts it. More
+    // workers go where the kernel puts them.
+    let cores = cpu::allowed_core_ids().unwrap_or_default();
+    let pin = |core_idx: usize| {
+        if n_workers == 1 && cores.len() >= 2 {
+            // Unpinned times are times too.
+            let _ = cpu::pin_thread(&cores[core_idx..=core_idx]);
+        }
+    };
+    pin(1);
     let executor = start(plan, n_workers, spin)?;
-    let mut times_ns = Vec::with_capacity(plan.n_calls as usize);
-    for call_idx in 0..N_WARM_UP.saturating_add(plan.n_calls) {
+    pin(0);
+    let mut times_ns = Vec::with_capacity(n_calls as usize);
+    for call_idx in 0..N_WARM_UP.saturating_add(n_calls) {
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
         let begin = Instant::now();
         executor.call("echo", &ARGS, CallTarget::All, begin + CALL_LIMIT)?;
         if call_idx >= N_WARM_UP {
