@@ -187,25 +187,54 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// `ring`: the shared-memory ring; `executor`: calls to workers and back
-    #[arg(value_name = "WHAT")]
+    #[command(subcommand)]
     pub(crate) what: BenchWhat,
 
-    /// For how many seconds idle workers are watched
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub(crate) idle_seconds: u64,
-
     /// The figures as one JSON object instead of text
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub(crate) json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum BenchWhat {
     /// Latency and throughput of the shared-memory ring, beside the raw limits of this machine
-    Ring,
+    Ring(IdleArgs),
     /// Round trips of typed calls to one and more workers
-    Executor,
+    Executor(IdleArgs),
+    /// One denoise step of a checkpoint
+    Step(BenchModelArgs),
+    /// Memory of all processes together while every worker makes a picture
+    Memory(BenchModelArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct IdleArgs {
+    /// For how many seconds idle workers are watched
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) idle_seconds: u64,
+}
+
+/// What is measured with a model.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchModelArgs {
+    /// Folder of the checkpoint [default: the demo checkpoint]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// Width and height in pixels [default: the model's]
+    #[arg(long, value_name = "WxH", value_parser = parse_size)]
+    pub(crate) size: Option<(u32, u32)>,
+
+    /// Guidance scale; above 1 each step computes two predictions [default: the model's]
+    #[arg(long, value_name = "G", value_parser = parse_guidance)]
+    pub(crate) guidance: Option<f32>,
+
+    /// Steps that are run and measured, after one that is not
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=900))]
+    pub(crate) steps: u32,
+
+    #[command(flatten)]
+    pub(crate) world: WorldArgs,
 }
 
 fn parse_guidance(text: &str) -> Result<f32, String> {

@@ -1,10 +1,11 @@
 //! `denoised bench`: what the message paths of this machine can do, beside the raw limits measured in the same run.
 
-use crate::args::{BenchArgs, BenchWhat};
+use crate::args::{BenchArgs, BenchWhat, IdleArgs};
 use crate::error::Error;
 use crate::every_rank::EveryRank;
 use crate::model_folder;
 use crate::output::write_stdout;
+use crate::{bench_memory, bench_step};
 use denoised_executor::bench as executor;
 use denoised_executor::{Executor, MpExecutor, MpOptions, WorkerProgram};
 use denoised_ring::bench::{self as ring, Times};
@@ -37,9 +38,11 @@ pub(crate) fn other_end() -> Result<(), Error> {
 /// # Errors
 /// An end did not start or answer; the standard output is closed.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Error> {
-    let (text, document) = match args.what {
-        BenchWhat::Ring => ring_report(args)?,
-        BenchWhat::Executor => executor_report(args)?,
+    let (text, document) = match &args.what {
+        BenchWhat::Ring(args) => ring_report(args)?,
+        BenchWhat::Executor(args) => executor_report(args)?,
+        BenchWhat::Step(args) => bench_step::report(args)?,
+        BenchWhat::Memory(args) => bench_memory::report(args)?,
     };
     if args.json {
         write_stdout(format!("{document}\n").as_bytes())
@@ -52,7 +55,7 @@ fn failed(error: &dyn std::fmt::Display) -> Error {
     Failure::new(FailureCode::Internal, format!("cannot measure: {error}")).into()
 }
 
-fn ring_report(args: &BenchArgs) -> Result<(String, Value), Error> {
+fn ring_report(args: &IdleArgs) -> Result<(String, Value), Error> {
     let plan = ring::Plan {
         idle_s: args.idle_seconds,
         ..ring::Plan::default()
@@ -143,7 +146,7 @@ fn ring_report(args: &BenchArgs) -> Result<(String, Value), Error> {
     Ok((text, Value::Object(document)))
 }
 
-fn executor_report(args: &BenchArgs) -> Result<(String, Value), Error> {
+fn executor_report(args: &IdleArgs) -> Result<(String, Value), Error> {
     let mut program = WorkerProgram::default();
     program.args.push(BENCH_WORKER_ARG.into());
     let nothing = worker_config(PathBuf::new(), None);

@@ -1,6 +1,6 @@
 //! `denoised bench memory`: what a world of workers holds, each shared page counted once.
 
-use crate::args::BenchArgs;
+use crate::args::BenchModelArgs;
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::{model_folder, world};
@@ -28,9 +28,9 @@ struct Peak {
 ///
 /// # Errors
 /// The workers cannot start, or a picture fails.
-pub(crate) fn report(args: &BenchArgs) -> Result<(String, Value), Error> {
+pub(crate) fn report(args: &BenchModelArgs) -> Result<(String, Value), Error> {
     let model = model_folder::choose(args.model.as_deref())?;
-    let executor = world::start(&args.world_args(), &model, &Progress::new(false))?;
+    let executor = world::start(&args.world, &model, &Progress::new(false))?;
     let info = executor.world();
     let n_workers = usize::from(info.world_size);
     let mut pids = vec![std::process::id()];
@@ -89,14 +89,18 @@ pub(crate) fn report(args: &BenchArgs) -> Result<(String, Value), Error> {
     Ok((text, document))
 }
 
-fn make_one_each(args: &BenchArgs, engine: &denoised_engine::EngineHandle, n: usize) -> Result<(), Error> {
+fn make_one_each(
+    args: &BenchModelArgs,
+    engine: &denoised_engine::EngineHandle,
+    n: usize,
+) -> Result<(), Error> {
     let mut handles = Vec::with_capacity(n);
     for seed in 0..n as u64 {
         let request = GenerateRequest {
             width: args.size.map(|(width, _)| width),
             height: args.size.map(|(_, height)| height),
             guidance: args.guidance,
-            n_steps: Some(args.repeat.max(1)),
+            n_steps: Some(args.steps.max(1)),
             seed,
             ..GenerateRequest::new("a red apple")
         };

@@ -1,6 +1,6 @@
 //! `denoised bench step`: what one denoise step of a checkpoint costs, in this process, without messages.
 
-use crate::args::BenchArgs;
+use crate::args::BenchModelArgs;
 use crate::error::Error;
 use crate::model_folder;
 use denoised_types::{Failure, FailureCode, GenerateRequest, WorkerConfig};
@@ -15,13 +15,13 @@ const PROMPT: &str = "a red apple";
 ///
 /// # Errors
 /// The checkpoint cannot be loaded, or refuses the size or guidance.
-pub(crate) fn report(args: &BenchArgs) -> Result<(String, Value), Error> {
+pub(crate) fn report(args: &BenchModelArgs) -> Result<(String, Value), Error> {
     let model = model_folder::choose(args.model.as_deref())?;
     let config = WorkerConfig {
         model: model.clone(),
-        device: args.device.clone(),
-        dtype: "f32".to_owned(),
-        n_threads: args.threads,
+        device: args.world.device.clone(),
+        dtype: args.world.dtype.clone(),
+        n_threads: args.world.threads,
     };
     let started = Instant::now();
     let loaded = denoised_worker::load_pipeline(&config)?;
@@ -31,13 +31,13 @@ pub(crate) fn report(args: &BenchArgs) -> Result<(String, Value), Error> {
         width: args.size.map(|(width, _)| width),
         height: args.size.map(|(_, height)| height),
         guidance: args.guidance,
-        n_steps: Some(args.repeat.saturating_add(1)),
+        n_steps: Some(args.steps.saturating_add(1)),
         ..GenerateRequest::new(PROMPT)
     };
     let pipeline = loaded.pipeline;
     let mut running = pipeline.begin(&request)?;
     let mut step_ms = Vec::new();
-    for step_idx in 0..=args.repeat {
+    for step_idx in 0..=args.steps {
         let started = Instant::now();
         let outcomes = pipeline.step(&mut [&mut *running])?;
         outcomes.into_iter().collect::<Result<(), Failure>>()?;
@@ -48,7 +48,7 @@ pub(crate) fn report(args: &BenchArgs) -> Result<(String, Value), Error> {
     }
     step_ms.sort_by(f64::total_cmp);
     let (Some(&least), Some(&median)) = (step_ms.first(), step_ms.get(step_ms.len() / 2)) else {
-        let nothing = Failure::new(FailureCode::InvalidRequest, "--repeat must be at least 1");
+        let nothing = Failure::new(FailureCode::InvalidRequest, "--steps must be at least 1");
         return Err(nothing.into());
     };
     let started = Instant::now();

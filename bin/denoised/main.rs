@@ -6,6 +6,8 @@
 mod args;
 
 mod bench;
+mod bench_memory;
+mod bench_step;
 mod generate;
 mod verify;
 
