@@ -260,7 +260,7 @@ mod tests {
     fn size_classes_waste_at_most_an_eighth() {
         for len_bytes in [1, 64, 65, 1000, 4096, 4097, 1 << 20, (1 << 20) + 1, 12_345_678] {
             let class_bytes = size_class(len_bytes);
-            assert!(class_bytes >= len_bytes && class_bytes % ALIGN == 0);
+            assert!(class_bytes >= len_bytes && class_bytes.is_multiple_of(ALIGN));
             assert!(
                 class_bytes <= (len_bytes + len_bytes / 8).max(len_bytes + ALIGN),
                 "{len_bytes} {class_bytes}"

@@ -33,6 +33,9 @@ const LAYOUT_VERSION: u32 = 1;
 /// Bytes of the header: magic, version, instruction set, options, total length, fingerprint; zeros up to a cache line.
 const HEADER_BYTES: usize = 64;
 
+/// Most elements of one weight: with the padding of a panel and 36 matrices its bytes still fit in 64 bits many times over.
+const MAX_ELEMENTS: usize = 1 << 40;
+
 /// Offenders named in an error; the rest is counted.
 const MAX_NAMED: usize = 10;
 
@@ -79,7 +82,14 @@ impl Layout {
             };
             let offset = end.next_multiple_of(ALIGN);
             let len_bytes = n_elements * 4;
-            end = offset + len_bytes;
+            end = offset
+                .checked_add(len_bytes)
+                .filter(|end| *end <= isize::MAX as usize)
+                .ok_or_else(|| TensorError::OutOfMemory {
+                    what: "the weights".to_owned(),
+                    needed_bytes: u64::MAX,
+                    available_bytes: 0,
+                })?;
             entries.push(Entry {
                 kind: spec.kind,
                 shape: spec.shape.as_slice().into(),

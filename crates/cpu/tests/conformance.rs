@@ -21,7 +21,6 @@ macro_rules! conformance {
         mod $name {
             use super::*;
 
-            #[expect(clippy::print_stderr, reason = "says which sets were not run")]
             /// Tests on a processor without the set have nothing to run, and say so.
             fn is_available() -> bool {
                 let is_available = $isa.is_available();
