@@ -163,8 +163,7 @@ fn form_of(spec: &WeightSpec, use_winograd: bool) -> Result<Form> {
         .shape
         .iter()
         .try_fold(1usize, |n, &extent| n.checked_mul(extent));
-    let is_sound =
-        n_elements.is_some_and(|n| n > 0 && n < isize::MAX as usize / 4096) && !spec.sources.is_empty();
+    let is_sound = n_elements.is_some_and(|n| n > 0 && n <= MAX_ELEMENTS) && !spec.sources.is_empty();
     let form = match (spec.kind, &*spec.shape) {
         _ if !is_sound => None,
         (WeightKind::Matrix, &[n, k]) => Some(Form::Packed { n, k }),
@@ -201,7 +200,7 @@ impl WeightSet for CpuWeights {
     }
 }
 
-/// A prepared weight as the kernels take it.
+/// A matrix or the kernel of a convolution as the kernels take it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operator {
     /// One product.
