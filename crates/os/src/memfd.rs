@@ -120,7 +120,7 @@ impl SealedMemory {
                 bytes: self.bytes,
             });
         }
-        map(&self.fd, offset, len, access)
+        map(&self.fd, offset, len, access, MapFlags::SHARED)
     }
 
     /// Another descriptor of the same memory.
@@ -157,7 +157,7 @@ impl MemoryBuilder {
     pub fn create(name: &str, bytes: usize) -> Result<Self, MemoryError> {
         let fd = allocate(name, bytes)?;
         add_seals(&fd, SIZE_SEALS)?;
-        let mapping = map(&fd, 0, bytes, Access::ReadWrite)?;
+        let mapping = map(&fd, 0, bytes, Access::ReadWrite, MapFlags::SHARED)?;
         Ok(Self { fd, mapping })
     }
 
@@ -209,7 +209,9 @@ impl FrozenMemory {
     /// # Errors
     /// The kernel refuses (address space or number of mappings exhausted).
     pub fn map(&self) -> Result<FrozenMapping, MemoryError> {
-        map(&self.fd, 0, self.bytes, Access::ReadOnly).map(FrozenMapping)
+        // Private, since kernels before 6.7 refuse shared mappings of write-sealed memory even for reading. Nobody writes, so
+        // nothing is ever copied: the pages are the same for all.
+        map(&self.fd, 0, self.bytes, Access::ReadOnly, MapFlags::PRIVATE).map(FrozenMapping)
     }
 
     /// Another descriptor of the same memory.
@@ -357,23 +359,20 @@ fn sealed_size(fd: &OwnedFd, needed: SealFlags) -> Result<usize, MemoryError> {
     }
 }
 
-fn map(fd: &OwnedFd, offset: usize, len: usize, access: Access) -> Result<Mapping, MemoryError> {
+fn map(
+    fd: &OwnedFd,
+    offset: usize,
+    len: usize,
+    access: Access,
+    flags: MapFlags,
+) -> Result<Mapping, MemoryError> {
     let prot = match access {
         Access::ReadOnly => ProtFlags::READ,
         Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
     };
     // SAFETY: a new range chosen by the kernel; it replaces no existing mapping (no MAP_FIXED).
-    let start = unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            len,
-            prot,
-            MapFlags::SHARED,
-            fd,
-            offset as u64,
-        )
-    }
-    .map_err(OsError::of("map shared memory"))?;
+    let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset as u64) }
+        .map_err(OsError::of("map shared memory"))?;
     match NonNull::new(start.cast::<u8>()) {
         Some(start) => Ok(Mapping { start, len, access }),
         None => Err(OsError::of("map shared memory")(Errno::NOMEM).into()),
@@ -469,7 +468,7 @@ mod tests {
         let copy = FrozenMemory::from_fd(frozen.as_fd().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(copy.bytes(), 10_000);
         assert_eq!(copy.map().unwrap()[9_999], 42);
-        assert!(map(&frozen.fd, 0, 4096, Access::ReadWrite).is_err());
+        assert!(map(&frozen.fd, 0, 4096, Access::ReadWrite, MapFlags::SHARED).is_err());
         assert!(rustix::io::pwrite(&frozen, b"x", 0).is_err());
     }
 }

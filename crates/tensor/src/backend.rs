@@ -64,7 +64,8 @@ pub struct AttentionSpec<'a> {
     pub scale: f32,
     /// Query `i` sees keys `0..=i` only (queries and keys are equally many).
     pub is_causal: bool,
-    /// f32, broadcast to `[batch, n_heads, n_queries, n_keys]`, added to the scaled scores; `-inf` hides a key. Four dimensions.
+    /// f32, broadcast to `[batch, n_heads, n_queries, n_keys]`, added to the scaled scores; `-inf` hides a key, and a
+    /// query that sees none yields zeros. Four dimensions.
     pub bias: Option<&'a Tensor>,
 }
 
