@@ -6,6 +6,9 @@ use denoised_types::{Failure, FailureCode, Generated, Image, NamedTensor, Rank, 
 use denoised_wire::{Event, GeneratedMeta, TensorMeta, Wave};
 use std::{collections::VecDeque, thread::Thread, time::Duration};
 
+/// What a kept tensor counts beside its elements, name and shape.
+const TENSOR_OVERHEAD_BYTES: usize = size_of::<NamedTensor>();
+
 /// One call in flight.
 #[derive(Debug)]
 pub(crate) enum Call {
@@ -426,12 +429,18 @@ impl Member {
             data,
         };
         if !tensor.is_consistent() {
-            let text = format!("tensor {tensor:?} does not have the bytes of its shape");
+            // Only the beginnings: a worker may send names and shapes of any length.
+            let name: String = tensor.name.chars().take(100).collect();
+            let (dtype, shape) = (tensor.dtype, &tensor.shape[..tensor.shape.len().min(8)]);
+            let n_bytes = tensor.data.len();
+            let text = format!("tensor `{name}` of {dtype:?} {shape:?} does not have {n_bytes} bytes");
             self.broken
                 .get_or_insert(Failure::new(FailureCode::Protocol, text));
             return;
         }
-        self.tensor_bytes = self.tensor_bytes.saturating_add(tensor.data.len() as u64);
+        let n_bytes =
+            tensor.data.len() + tensor.name.len() + size_of_val(&*tensor.shape) + TENSOR_OVERHEAD_BYTES;
+        self.tensor_bytes = self.tensor_bytes.saturating_add(n_bytes as u64);
         if self.tensor_bytes > limits.trace_bytes {
             let text = format!(
                 "the traced tensors exceed the limit of {} bytes",
@@ -464,8 +473,9 @@ impl Member {
                 times,
             } = meta;
             let rgb = received.take_blob(rgb).unwrap_or_default();
-            let wanted = u64::from(width) * u64::from(height) * 3;
-            if rgb.len() as u64 != wanted {
+            // Any numbers may come from a worker.
+            let wanted = u128::from(width) * u128::from(height) * 3;
+            if rgb.len() as u128 != wanted {
                 let text = format!(
                     "a picture of {width}x{height} came with {} bytes instead of {wanted}",
                     rgb.len()
