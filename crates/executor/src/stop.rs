@@ -15,6 +15,8 @@ use std::{
 /// Shares of the budget, in percent, after which TERM and KILL follow.
 const TERM_AFTER_PERCENT: u32 = 70;
 const KILL_AFTER_PERCENT: u32 = 90;
+/// Longer budgets count as this one.
+const MAX_BUDGET: Duration = Duration::from_secs(24 * 3600);
 /// KILL gets at least so long, whatever the budget: the kernel ends a process in a few milliseconds.
 const KILL_MIN: Duration = Duration::from_millis(500);
 /// How often events are taken and ranks are looked at.
@@ -70,6 +72,7 @@ impl Stopper {
         budget: Duration,
         first: First,
     ) -> ShutdownReport {
+        let budget = budget.min(MAX_BUDGET);
         {
             let mut phase = self.lock();
             let wait_end = Instant::now() + budget + REPORT_GRACE;
@@ -174,7 +177,7 @@ fn tear_down(world: &World, lives: &dyn Lives, budget: Duration, first: First) -
             world.drain_from_outside();
         }
     }
-    world.close();
+    world.close(exits.iter().flatten().map(|exit| exit.rank).collect());
     let left = |(rank_idx, exit): (usize, Option<RankExit>)| {
         exit.unwrap_or_else(|| RankExit {
             rank: Rank(rank_idx as u16),

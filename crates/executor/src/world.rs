@@ -23,8 +23,8 @@ use denoised_link::{
 use denoised_os::{Deadline, now_ns};
 use denoised_types::{CallId, Failure, FailureCode, Rank, RequestId};
 use denoised_wire::{
-    BlobIdx, Command, Event, Header, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Wave, decode_event, encode_command,
-    split_header,
+    BlobIdx, Command, Event, HEADER_BYTES, Header, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Wave, decode_event,
+    encode_command,
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -42,6 +42,9 @@ use std::{
 const CANCELS_PER_MESSAGE: usize = 1024;
 /// Most events that wait for the engine; steps beyond it are not reported (ends always are).
 const MAX_QUEUED_EVENTS: usize = 65_536;
+/// Most times in a row that the event path is drained for ranks that have ended. Each time takes a thousand events of each rank, so
+/// this is more than a ring of the largest size holds.
+const MAX_DRAINS: usize = 1 << 15;
 /// How long after a request's deadline the executor gives its worker to report it by itself.
 const DEADLINE_GRACE: Duration = Duration::from_millis(500);
 
@@ -52,7 +55,7 @@ pub struct WorldStats {
     pub n_calls: u64,
     /// Events of calls that were over already: late answers.
     pub n_late_events: u64,
-    /// Events that were not understood or named another epoch, rank or version.
+    /// Events without a header, of another epoch or rank, or that made no sense for their call.
     pub n_bad_events: u64,
     /// Steps that were not reported because the engine did not listen.
     pub n_dropped_steps: u64,
@@ -553,16 +556,25 @@ impl World {
         }
         let mut events = self.lock_events();
         if events.wait(until) == Waiting::Ready {
-            self.drain(&mut **events);
+            self.drain(&mut **events, self.all);
         }
     }
 
     /// Routes what has arrived, from a thread that is not the pumper.
     pub(crate) fn drain_from_outside(&self) {
+        self.drain_all_of(RankSet::EMPTY);
+    }
+
+    /// As [`World::drain_from_outside`], and all that `ended`, ranks that send no more, have left.
+    fn drain_all_of(&self, ended: RankSet) {
         self.n_wanting_events.fetch_add(1, Ordering::AcqRel);
         self.interrupter.interrupt();
         let mut events = self.lock_events();
-        self.drain(&mut **events);
+        for _ in 0..MAX_DRAINS {
+            if self.drain(&mut **events, ended) == 0 {
+                break;
+            }
+        }
         drop(events);
         self.n_wanting_events.fetch_sub(1, Ordering::AcqRel);
         // The pumper may have got what it waits for.
@@ -574,7 +586,7 @@ impl World {
         let Ok(mut events) = self.events.try_lock() else {
             return;
         };
-        if self.drain(&mut **events) > 0 {
+        if self.drain(&mut **events, self.all) > 0 {
             drop(events);
             self.interrupter.interrupt();
         }
@@ -584,34 +596,37 @@ impl World {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn drain(&self, events: &mut dyn EventReceiver) -> usize {
-        let drained = events.drain(&mut |rank, received| self.route(rank, received));
-        match drained {
-            Ok(n_events) => n_events,
-            Err((rank, error)) => {
-                let text = format!("what the worker sent cannot be read: {error}");
-                self.fence(Failure::new(FailureCode::Protocol, text).on_rank(rank));
-                1
-            }
+    /// Routes what has arrived, up to the event path's bound; returns how much of it came from the ranks in `counted`.
+    fn drain(&self, events: &mut dyn EventReceiver, counted: RankSet) -> usize {
+        let mut n_counted = 0;
+        let mut count = |rank| n_counted += usize::from(counted.contains(rank));
+        let drained = events.drain(&mut |rank, received| {
+            count(rank);
+            self.route(rank, received);
+        });
+        if let Err((rank, error)) = drained {
+            count(rank);
+            let text = format!("what the worker sent cannot be read: {error}");
+            self.fence(Failure::new(FailureCode::Protocol, text).on_rank(rank));
         }
+        n_counted
     }
 
     // ---- Routing ----
 
     fn route(&self, rank: Rank, received: Received) {
         let mut received = received;
-        let parsed = split_header(&received.message);
-        let (header, event) = match &parsed {
-            Ok((header, body)) => (*header, decode_event(header, body)),
-            Err(_) => {
-                self.lock().stats.n_bad_events += 1;
-                return;
-            }
+        let Some((header, body)) = received.message.split_first_chunk::<HEADER_BYTES>() else {
+            self.lock().stats.n_bad_events += 1;
+            return;
         };
-        if header.epoch != self.info.epoch || header.rank != rank || header.version != PROTOCOL_VERSION {
+        let header = Header::from_bytes(header);
+        if header.epoch != self.info.epoch || header.rank != rank {
             self.lock().stats.n_bad_events += 1;
             return;
         }
+        // Of another version, too long or damaged: the header still says whose call it was to answer.
+        let event = decode_event(&header, body);
         let event = event.unwrap_or_else(|error| {
             let text = format!("an event cannot be understood: {error}");
             Event::CallDone {
@@ -665,7 +680,7 @@ impl World {
     pub(crate) fn rank_gone(&self, rank: Rank, status: &str, last_words: Option<&str>) {
         self.evictor.evict(rank);
         // What it sent before counts: results that are done, or its own words on why it dies.
-        self.drain_from_outside();
+        self.drain_all_of(RankSet::one(rank));
         let failure = {
             let mut state = self.lock();
             state.gone.insert(rank);
@@ -737,9 +752,9 @@ impl World {
         was_open
     }
 
-    /// The ranks are gone: ends what is still in flight.
-    pub(crate) fn close(&self) {
-        self.drain_from_outside();
+    /// The ranks in `ended` are gone, the others were given up: ends what is still in flight.
+    pub(crate) fn close(&self, ended: RankSet) {
+        self.drain_all_of(ended);
         let wake = {
             let mut state = self.lock();
             state.life = Life::Closed;
