@@ -4,7 +4,7 @@ use crate::{
     CallTarget, Executor, ExecutorError, ExecutorEvent, Health, Limits, MpOptions, RankReply, ShutdownReport,
     Waker, WorldInfo, WorldStats,
     start::{self, Progress, StartedWorld},
-    stderr::StderrTail,
+    stderr::{StderrTail, StderrThread},
     stop::{First, Lives, Stopper},
     world::World,
 };
@@ -32,7 +32,14 @@ const LONG_WAIT: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub struct MpExecutor {
     shared: Arc<Shared>,
-    monitor: Mutex<Option<JoinHandle<()>>>,
+    monitor: Mutex<Option<Monitor>>,
+}
+
+/// The threads that belong to the processes.
+#[derive(Debug)]
+struct Monitor {
+    thread: JoinHandle<()>,
+    stderr: StderrThread,
 }
 
 #[derive(Debug)]
@@ -57,6 +64,7 @@ impl MpExecutor {
             end,
             processes,
             tails,
+            stderr,
         } = start::start(&options, progress)?;
         let world_size = info.world_size;
         let refused = |error: &dyn std::fmt::Display| ExecutorError::Start {
@@ -81,13 +89,13 @@ impl MpExecutor {
         });
         let monitored = Arc::clone(&shared);
         // Dropping `shared` on an error kills and reaps the children.
-        let monitor = std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("executor monitor".to_owned())
             .spawn(move || monitor(&monitored, tails))
             .map_err(|error| refused(&error))?;
         Ok(Self {
             shared,
-            monitor: Mutex::new(Some(monitor)),
+            monitor: Mutex::new(Some(Monitor { thread, stderr })),
         })
     }
 
@@ -161,11 +169,12 @@ impl Drop for MpExecutor {
         self.shared.wakeup.ring();
         let monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner).take();
         // A failure callback runs on the monitor's thread and may hold the last reference.
-        if let Some(monitor) = monitor
-            && monitor.thread().id() != std::thread::current().id()
+        if let Some(Monitor { thread, stderr }) = monitor
+            && thread.thread().id() != std::thread::current().id()
         {
             // A panic of the monitor has been printed by its own hook.
-            let _ = monitor.join();
+            let _ = thread.join();
+            stderr.finish();
         }
     }
 }
@@ -230,7 +239,8 @@ fn monitor(shared: &Shared, mut tails: Vec<StderrTail>) {
                 Err(error) => {
                     tracing::error!(%error, "the monitor cannot wait");
                     std::thread::sleep(Duration::from_millis(100));
-                    (n_pidfds, vec![true; fds.len()])
+                    // The processes can be looked at all the same; reading a pipe that has nothing to say would not end.
+                    (n_pidfds, (0..fds.len()).map(|idx| idx <= n_pidfds).collect())
                 }
             }
         };

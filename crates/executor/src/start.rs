@@ -1,6 +1,10 @@
 //! Starting worker processes, all or none.
 
-use crate::{ExecutorError, MpOptions, WorldInfo, mp::Processes, stderr::StderrTail};
+use crate::{
+    ExecutorError, MpOptions, WorldInfo,
+    mp::Processes,
+    stderr::{StderrTail, StderrThread},
+};
 use denoised_link::{BootChannel, ExecutorEnd, INHERITED_NAME, LinkError, RingWorld, SetupError};
 use denoised_os::{
     Deadline,
@@ -22,6 +26,9 @@ pub type Progress<'a> = &'a mut dyn FnMut(Rank, StartPhase);
 
 /// A worker that said why it failed, or closed its socket, gets so long to exit before it is killed.
 const EXIT_GRACE: Duration = Duration::from_millis(500);
+/// Most messages of one rank that are taken in before the others and the limit are looked at. More than a socket holds, so that all
+/// words of a rank that has ended are heard.
+const MAX_MESSAGES_PER_LOOK: usize = 1024;
 /// How long the kernel may take to end a killed process.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -43,6 +50,7 @@ pub(crate) struct StartedWorld {
     pub(crate) end: ExecutorEnd,
     pub(crate) processes: Processes,
     pub(crate) tails: Vec<StderrTail>,
+    pub(crate) stderr: StderrThread,
 }
 
 /// A rank under way.
@@ -51,6 +59,8 @@ struct Starting {
     socket: BootChannel,
     tail: StderrTail,
     phase: StartPhase,
+    /// It has handed over prepared weights.
+    has_published: bool,
     ready: Option<(Option<ModelInfo>, u64)>,
 }
 
@@ -58,7 +68,16 @@ struct Starting {
 pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<StartedWorld, ExecutorError> {
     let deadline = Deadline::after(options.start_limit);
     let mut ranks = Vec::new();
-    match try_start(options, progress, deadline, &mut ranks) {
+    let stderr = StderrThread::start(options.stderr.clone()).map_err(|error| {
+        let text = format!("cannot start a thread: {error}");
+        undo(options, Vec::new(), Failure::new(FailureCode::OutOfMemory, text))
+    })?;
+    let undo = |stderr: StderrThread, ranks, cause| {
+        let error = undo(options, ranks, cause);
+        stderr.finish();
+        error
+    };
+    match try_start(options, progress, deadline, &mut ranks, &stderr) {
         Ok((memory, epoch)) => {
             let pids = ranks.iter().map(|rank| rank.child.pid()).collect();
             let (model, weight_bytes) = ranks
@@ -77,7 +96,7 @@ pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<Start
             let sockets = ranks.iter().map(|rank| rank.socket.clone()).collect();
             let end = match memory.into_end(sockets) {
                 Ok(end) => end,
-                Err(error) => return Err(undo(options, ranks, setup_failure(&error))),
+                Err(error) => return Err(undo(stderr, ranks, setup_failure(&error))),
             };
             let (children, tails) = ranks.into_iter().map(|rank| (rank.child, rank.tail)).unzip();
             Ok(StartedWorld {
@@ -85,9 +104,10 @@ pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<Start
                 end,
                 processes: Processes::new(children),
                 tails,
+                stderr,
             })
         }
-        Err(cause) => Err(undo(options, ranks, cause)),
+        Err(cause) => Err(undo(stderr, ranks, cause)),
     }
 }
 
@@ -96,6 +116,7 @@ fn try_start(
     progress: Progress<'_>,
     deadline: Deadline,
     ranks: &mut Vec<Starting>,
+    stderr: &StderrThread,
 ) -> Result<(RingWorld, Epoch), Failure> {
     let memory = RingWorld::create(options.link, options.n_workers).map_err(|error| setup_failure(&error))?;
     let epoch = next_epoch();
@@ -106,12 +127,13 @@ fn try_start(
     for rank in (0..options.n_workers).map(Rank) {
         let (child, socket) = spawn(options).map_err(|error| error.on_rank(rank))?;
         let mut child = child;
-        let tail = StderrTail::new(rank, child.take_stderr(), options.stderr.clone());
+        let tail = StderrTail::new(rank, child.take_stderr(), stderr);
         ranks.push(Starting {
             child,
             socket,
             tail,
             phase: StartPhase::Spawned,
+            has_published: false,
             ready: None,
         });
         progress(rank, StartPhase::Spawned);
@@ -167,7 +189,7 @@ fn spawn(options: &MpOptions) -> Result<(Child, BootChannel), Failure> {
     Ok((child, socket))
 }
 
-/// Waits until some rank has something to say; false at the deadline.
+/// Waits until some rank has something to say; false from the deadline on.
 fn wait(ranks: &mut [Starting], deadline: Deadline) -> Result<bool, Failure> {
     let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
     for rank in ranks.iter() {
@@ -175,10 +197,9 @@ fn wait(ranks: &mut [Starting], deadline: Deadline) -> Result<bool, Failure> {
         fds.extend(rank.ready.is_none().then(|| rank.socket.as_fd()));
         fds.extend(rank.tail.fd());
     }
-    let ready = wait_readable(&fds, deadline)
-        .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
-    drop(fds);
-    Ok(ready.contains(&true) || !deadline.has_passed())
+    wait_readable(&fds, deadline).map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
+    // The limit holds also for ranks that always have something to say.
+    Ok(!deadline.has_passed())
 }
 
 /// Takes in what rank `rank_idx` has said, or how it ended.
@@ -199,7 +220,10 @@ fn listen(ranks: &mut [Starting], rank_idx: usize, progress: Progress<'_>) -> Re
         .try_wait()
         .map_err(|e| Failure::new(FailureCode::Internal, e.to_string()))?;
     let mut is_closed = false;
-    while ranks[rank_idx].ready.is_none() && !is_closed {
+    for _ in 0..MAX_MESSAGES_PER_LOOK {
+        if is_closed || ranks[rank_idx].ready.is_some() {
+            break;
+        }
         match ranks[rank_idx].socket.try_receive() {
             Ok(None) => break,
             Ok(Some((BootUp::Phase(phase), _))) => {
@@ -221,7 +245,12 @@ fn listen(ranks: &mut [Starting], rank_idx: usize, progress: Progress<'_>) -> Re
                 };
                 return Err(failure);
             }
+            Ok(Some((BootUp::PublishShared { .. }, _))) if rank_idx != 0 || ranks[0].has_published => {
+                let text = "weights are published once, and by rank 0 only";
+                return Err(Failure::new(FailureCode::Protocol, text).on_rank(rank));
+            }
             Ok(Some((BootUp::PublishShared { .. }, fd))) => {
+                ranks[0].has_published = true;
                 for (other_idx, other) in ranks.iter().enumerate() {
                     if other_idx != rank_idx {
                         // One that is gone is noticed by its status.

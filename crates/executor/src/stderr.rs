@@ -1,4 +1,7 @@
 //! What a worker writes to standard error: passed on line by line, the last lines kept for errors.
+//!
+//! The sink is called on a thread of its own. One that blocks (a terminal that is held, a pipe that nobody reads) costs lines, and
+//! neither the worker nor whoever watches over it waits.
 
 use crate::StderrSink;
 use denoised_os::{Deadline, poll::wait_readable};
@@ -6,8 +9,10 @@ use denoised_types::Rank;
 use std::{
     collections::VecDeque,
     fs::File,
-    io::Read,
+    io::{self, ErrorKind, Read},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::mpsc,
+    time::Duration,
 };
 
 /// Lines that are kept.
@@ -17,6 +22,43 @@ const MAX_LINE_BYTES: usize = 4096;
 /// What is read at most once a worker is gone, in case its own children keep writing.
 const MAX_REST_BYTES: usize = 1 << 20;
 
+/// Lines that wait for the sink; more are left out.
+const MAX_WAITING_LINES: usize = 1024;
+/// How long the sink may take for what waits when the world has ended.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// The thread that calls the sink.
+#[derive(Debug)]
+pub(crate) struct StderrThread {
+    lines: mpsc::SyncSender<(Rank, String)>,
+    ended: mpsc::Receiver<()>,
+}
+
+impl StderrThread {
+    /// # Errors
+    /// No thread could be had.
+    pub(crate) fn start(sink: StderrSink) -> io::Result<Self> {
+        let (lines, waiting) = mpsc::sync_channel::<(Rank, String)>(MAX_WAITING_LINES);
+        let (ends, ended) = mpsc::channel::<()>();
+        std::thread::Builder::new()
+            .name("workers' stderr".to_owned())
+            .spawn(move || {
+                for (rank, line) in waiting {
+                    (sink.0)(rank, &line);
+                }
+                drop(ends);
+            })?;
+        Ok(Self { lines, ended })
+    }
+
+    /// Waits for a moment until the sink has got all lines. The tails are to be gone by now.
+    pub(crate) fn finish(self) {
+        drop(self.lines);
+        // Whether it ended or its time is over, nobody waits for it any more.
+        let _ = self.ended.recv_timeout(FLUSH_LIMIT);
+    }
+}
+
 /// One worker's standard error.
 #[derive(Debug)]
 pub(crate) struct StderrTail {
@@ -24,17 +66,19 @@ pub(crate) struct StderrTail {
     pipe: Option<File>,
     partial: Vec<u8>,
     last: VecDeque<String>,
-    sink: StderrSink,
+    lines: mpsc::SyncSender<(Rank, String)>,
+    n_left_out: u64,
 }
 
 impl StderrTail {
-    pub(crate) fn new(rank: Rank, pipe: Option<OwnedFd>, sink: StderrSink) -> Self {
+    pub(crate) fn new(rank: Rank, pipe: Option<OwnedFd>, thread: &StderrThread) -> Self {
         Self {
             rank,
             pipe: pipe.map(File::from),
             partial: Vec::new(),
             last: VecDeque::new(),
-            sink,
+            lines: thread.lines.clone(),
+            n_left_out: 0,
         }
     }
 
@@ -48,6 +92,7 @@ impl StderrTail {
         let Some(pipe) = &mut self.pipe else { return 0 };
         let mut bytes = [0; 4096];
         match pipe.read(&mut bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => 0,
             Ok(0) | Err(_) => {
                 self.pipe = None;
                 self.flush();
@@ -99,13 +144,24 @@ impl StderrTail {
     fn line(&mut self) {
         let line = String::from_utf8_lossy(&self.partial).trim_end().to_owned();
         self.partial.clear();
-        (self.sink.0)(self.rank, &line);
+        self.pass_on(&line);
         if !line.is_empty() {
             self.last.push_back(line);
         }
         if self.last.len() > MAX_LINES {
             self.last.pop_front();
         }
+    }
+
+    fn pass_on(&mut self, line: &str) {
+        if self.n_left_out > 0 {
+            let text = format!("({} lines are left out)", self.n_left_out);
+            if self.lines.try_send((self.rank, text)).is_ok() {
+                self.n_left_out = 0;
+            }
+        }
+        let sent = self.lines.try_send((self.rank, line.to_owned()));
+        self.n_left_out += u64::from(sent.is_err());
     }
 }
 
@@ -127,7 +183,8 @@ mod tests {
                 seen.lock().unwrap().push((rank, line.to_owned()))
             }))
         };
-        let mut tail = StderrTail::new(Rank(3), Some(reader.into()), sink);
+        let thread = StderrThread::start(sink).unwrap();
+        let mut tail = StderrTail::new(Rank(3), Some(reader.into()), &thread);
         for line in 0..30 {
             writeln!(writer, "line {line}").unwrap();
         }
@@ -135,10 +192,47 @@ mod tests {
         drop(writer);
         tail.read_rest();
         assert!(tail.fd().is_none());
+        let kept: Vec<&str> = tail.lines().collect();
+        assert_eq!((kept.len(), kept[0], kept[19]), (MAX_LINES, "line 12", "half"));
+        drop(tail);
+        thread.finish();
         let seen = seen.lock().unwrap();
         assert_eq!(seen.len(), 33);
         assert_eq!(seen[0], (Rank(3), "line 0".to_owned()));
-        let kept: Vec<&str> = tail.lines().collect();
-        assert_eq!((kept.len(), kept[0], kept[19]), (MAX_LINES, "line 12", "half"));
+    }
+
+    #[test]
+    fn what_the_sink_cannot_take_is_left_out_and_counted() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (seen, lines) = std::sync::mpsc::channel();
+        let held = Mutex::new(held);
+        let sink = StderrSink(Arc::new(move |_, line: &str| {
+            // Blocks until the other end is gone.
+            let _ = held.lock().unwrap().recv();
+            seen.send(line.to_owned()).unwrap();
+        }));
+        let thread = StderrThread::start(sink).unwrap();
+        let mut tail = StderrTail::new(Rank(0), Some(reader.into()), &thread);
+        let n_lines = 3 * MAX_WAITING_LINES;
+        for line in 0..n_lines {
+            writeln!(writer, "{line}").unwrap();
+            tail.read();
+        }
+        drop(release);
+        // Room again: the next line says what is missing.
+        let mut seen: Vec<String> = (0..MAX_WAITING_LINES).map(|_| lines.recv().unwrap()).collect();
+        writeln!(writer, "the last").unwrap();
+        tail.read();
+        drop(tail);
+        thread.finish();
+        seen.extend(lines);
+        let n_seen = seen.iter().filter(|line| line.parse::<usize>().is_ok()).count();
+        assert_eq!(seen[0], "0");
+        assert_eq!(
+            seen[seen.len() - 2],
+            format!("({} lines are left out)", n_lines - n_seen)
+        );
+        assert_eq!(seen[seen.len() - 1], "the last");
     }
 }
