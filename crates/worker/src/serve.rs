@@ -12,7 +12,8 @@ use denoised_link::{BootSender, DataReceiver, LinkError, Received, WorkerEnd};
 use denoised_os::{Deadline, now_ns};
 use denoised_types::{CallId, Failure, FailureCode, NamedTensor, RequestId};
 use denoised_wire::{
-    BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, TensorMeta, Wave, decode_command, split_header,
+    BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, TensorMeta, Wave, decode_command,
+    split_header,
 };
 use std::{
     any::Any,

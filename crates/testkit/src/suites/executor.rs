@@ -323,7 +323,9 @@ pub fn late_answers_do_no_harm(start: &StartFn) {
         let soon = Instant::now() + Duration::from_millis(2);
         match executor.call("sleep", b"5", CallTarget::All, soon) {
             Err(ExecutorError::Deadline { .. } | ExecutorError::Rank { .. }) => {}
-            other => panic!("{other:?}"),
+            // The answer was there before this thread was.
+            Ok(_) => {}
+            Err(other) => panic!("{other:?}"),
         }
     }
     let replies = executor.call("echo", b"after", CallTarget::All, late()).unwrap();
