@@ -1,6 +1,8 @@
 //! What a rank runs: the seam between obeying commands (`serve`, `control`) and computing (`pipeline_program`, or a test's script).
 
-use denoised_types::{Failure, GenerateRequest, Generated, ModelInfo, NamedTensor, Rank, RequestId, WorkerConfig};
+use denoised_types::{
+    Failure, GenerateRequest, Generated, ModelInfo, NamedTensor, Rank, RequestId, WorkerConfig,
+};
 use denoised_wire::StartPhase;
 use std::os::fd::OwnedFd;
 
