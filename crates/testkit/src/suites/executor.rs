@@ -1,6 +1,6 @@
 //! What every executor must do, whatever its workers are. Written against [`Executor`] and scripted workers alone.
 //!
-//! ```ignore
+//! ```text
 //! denoised_testkit::executor_conformance!(mine, |script| Box::new(MyExecutor::start(script.config())));
 //! ```
 
