@@ -2,8 +2,8 @@
 
 use crate::{ExecutorError, ExecutorEvent, Limits, RankReply};
 use denoised_link::{RankSet, Received};
-use denoised_types::{Failure, FailureCode, Generated, Image, NamedTensor, Rank, RequestId, WaveId};
-use denoised_wire::{Event, GeneratedMeta, TensorMeta, Wave};
+use denoised_types::{CallId, Failure, FailureCode, Generated, Image, NamedTensor, Rank, RequestId, WaveId};
+use denoised_wire::{BlobIdx, Event, GeneratedMeta, TensorMeta, Wave};
 use std::{collections::VecDeque, thread::Thread, time::Duration};
 
 /// What a kept tensor counts beside its elements, name and shape.
@@ -46,6 +46,65 @@ impl Call {
             Self::Wave(wave) => wave.doing(rank),
             Self::Ping(_) => None,
         }
+    }
+}
+
+/// Blobs of a rank that have come in pieces so far, for the event of the same call that follows.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    call_id: CallId,
+    blobs: Vec<(BlobIdx, Vec<u8>)>,
+    n_bytes: u64,
+}
+
+impl Pieces {
+    /// Takes one more; what exceeds the limit is only counted.
+    pub(crate) fn take(&mut self, call_id: CallId, of: BlobIdx, received: &Received, limit_bytes: u64) {
+        if self.call_id != call_id {
+            *self = Self {
+                call_id,
+                ..Self::default()
+            };
+        }
+        let piece = received.blob(BlobIdx(0)).unwrap_or_default();
+        self.n_bytes = self.n_bytes.saturating_add(piece.len() as u64);
+        if self.n_bytes > limit_bytes {
+            self.blobs = Vec::new();
+            return;
+        }
+        match self.blobs.last_mut() {
+            Some((last, bytes)) if *last == of => bytes.extend_from_slice(piece),
+            // Blobs come one after the other and are not empty, so there are few of them.
+            Some((last, _)) if last.0 > of.0 => {}
+            _ if piece.is_empty() => {}
+            _ => self.blobs.push((of, piece.to_vec())),
+        }
+    }
+
+    /// Puts the blobs in their places, if they are this call's.
+    ///
+    /// # Errors
+    /// They were more than the limit.
+    pub(crate) fn put(
+        self,
+        call_id: CallId,
+        received: &mut Received,
+        limit_bytes: u64,
+    ) -> Result<(), Failure> {
+        if self.call_id != call_id {
+            return Ok(());
+        }
+        if self.n_bytes > limit_bytes {
+            let text = format!(
+                "a result of {} bytes exceeds the limit of {limit_bytes} bytes",
+                self.n_bytes
+            );
+            return Err(Failure::new(FailureCode::OutOfMemory, text));
+        }
+        for (blob, bytes) in self.blobs {
+            received.put_blob(blob, bytes);
+        }
+        Ok(())
     }
 }
 
@@ -212,6 +271,11 @@ impl WaveCall {
         self.is_over
     }
 
+    /// Whether `rank` takes part and has not ended it.
+    pub(crate) fn is_expected_of(&self, rank: Rank) -> bool {
+        self.ranks.without(self.ended).contains(rank)
+    }
+
     /// Whether the request is a member that has not ended.
     pub(crate) fn is_open(&self, request_id: RequestId) -> bool {
         self.members
@@ -226,7 +290,7 @@ impl WaveCall {
     }
 
     fn doing(&self, rank: Rank) -> Option<String> {
-        if !self.ranks.without(self.ended).contains(rank) {
+        if !self.is_expected_of(rank) {
             return None;
         }
         let open = self
@@ -265,7 +329,7 @@ impl WaveCall {
         limits: &Limits,
         out: &mut VecDeque<ExecutorEvent>,
     ) -> bool {
-        if !self.ranks.without(self.ended).contains(rank) {
+        if !self.is_expected_of(rank) {
             return false;
         }
         // With several ranks in a wave, the first one's progress and results count.
@@ -340,9 +404,16 @@ impl WaveCall {
                     });
                 }
             }
-            Event::Pong | Event::Dying(_) => return false,
+            Event::Pong | Event::Dying(_) | Event::Piece { .. } => return false,
         }
         true
+    }
+
+    /// The result of a request cannot be whole any more.
+    pub(crate) fn spoil(&mut self, request_id: RequestId, failure: Failure) {
+        if let Some(member) = self.member(request_id) {
+            member.broken.get_or_insert(failure);
+        }
     }
 
     /// Ends whatever is open with `failure`.
@@ -465,6 +536,9 @@ impl Member {
         received: &mut Received,
     ) {
         let outcome = outcome.and_then(|meta| {
+            if let Some(broken) = &self.broken {
+                return Err(broken.clone());
+            }
             let GeneratedMeta {
                 width,
                 height,
@@ -510,9 +584,6 @@ impl Member {
                 "a request ended without an outcome",
             ))
         });
-        if let (Ok(_), Some(broken)) = (&outcome, self.broken.take()) {
-            outcome = Err(broken);
-        }
         if let Ok(generated) = &mut outcome {
             generated.tensors = tensors;
         }

@@ -7,7 +7,8 @@ use std::{ffi::OsString, fmt, io::Write, path::PathBuf, sync::Arc, time::Duratio
 /// Bounds of a running world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes of traced tensors, names and shapes included, that are kept for one request until it ends; more fails that request with `OutOfMemory`.
+    /// Most bytes of traced tensors, names and shapes included, that are kept for one request until it ends, and of one result that
+    /// comes in pieces; more fails that request with `OutOfMemory`.
     pub trace_bytes: u64,
     /// A rank that carries out a wave and reports nothing for so long is taken for hung: the world fails. Longer than the longest
     /// step of the largest picture. Looked after by [`crate::Executor::wait_events`].

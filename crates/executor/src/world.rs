@@ -13,7 +13,7 @@
 
 use crate::{
     CallTarget, ExecutorError, ExecutorEvent, Health, Limits, RankReply, Waker, WorldInfo,
-    calls::{Call, MethodCall, PingCall, WaveCall},
+    calls::{Call, MethodCall, Pieces, PingCall, WaveCall},
     gate::Gate,
 };
 use denoised_link::{
@@ -100,6 +100,8 @@ struct State {
     parked: VecDeque<Thread>,
     /// What a rank said of its own end.
     dying: Vec<Option<Failure>>,
+    /// What a rank has sent in pieces.
+    pieces: Vec<Pieces>,
     /// When a rank was last heard of.
     heard_ns: Vec<u64>,
     gone: RankSet,
@@ -134,6 +136,7 @@ impl World {
             has_pumper: false,
             parked: VecDeque::new(),
             dying: vec![None; n_ranks],
+            pieces: std::iter::repeat_with(Pieces::default).take(n_ranks).collect(),
             heard_ns: vec![now_ns(); n_ranks],
             gone: RankSet::EMPTY,
             stats: WorldStats::default(),
@@ -877,10 +880,12 @@ impl State {
         let Self {
             calls,
             queue,
+            pieces,
             stats,
             engine,
             ..
         } = self;
+        let pieces = &mut pieces[usize::from(rank.0)];
         let Some(call) = calls.get_mut(&call_id) else {
             stats.n_late_events += 1;
             return;
@@ -890,6 +895,19 @@ impl State {
             Call::Method(call) => (false, call.route(rank, event, received)),
             Call::Ping(ping) => (false, ping.route(rank, &event)),
             Call::Wave(wave) => {
+                if let Event::Piece { of } = event {
+                    if wave.is_expected_of(rank) {
+                        pieces.take(call_id, of, received, limits.trace_bytes);
+                    } else {
+                        stats.n_bad_events += 1;
+                    }
+                    return;
+                }
+                if let Err(failure) = std::mem::take(pieces).put(call_id, received, limits.trace_bytes)
+                    && let Event::Tensor { request_id, .. } | Event::RequestDone { request_id, .. } = event
+                {
+                    wave.spoil(request_id, failure.on_rank(rank));
+                }
                 if matches!(event, Event::Step { .. }) && n_queued >= MAX_QUEUED_EVENTS {
                     stats.n_dropped_steps += 1;
                     wave.note(&event);

@@ -123,14 +123,15 @@ fn what_is_not_understood_is_answered_and_the_next_message_works() {
             Instant::now() + Duration::from_secs(60),
         )
     };
+    let versions = format!(
+        "protocol version {}, this program speaks version {PROTOCOL_VERSION}",
+        PROTOCOL_VERSION + 1
+    );
     let spells = [
         ("command of no kind", "no command"),
         ("command cut short", "no command"),
         ("command too long", "left over behind a command"),
-        (
-            "command of a newer version",
-            "protocol version 2, this program speaks version 1",
-        ),
+        ("command of a newer version", versions.as_str()),
         ("command without its blob", "did not come with it"),
         ("event of no kind", "no event"),
         ("event cut short", "no event"),

@@ -362,6 +362,10 @@ struct LocalEventSender {
 }
 
 impl EventSender for LocalEventSender {
+    fn limit_bytes(&self) -> usize {
+        self.limit_bytes
+    }
+
     fn send(
         &self,
         message: &[u8],

@@ -147,6 +147,13 @@ impl Received {
         self.blobs.get(usize::from(blob.0)).map(|blob| &**blob)
     }
 
+    /// Puts bytes in the place of the blob with this index, if the message has it.
+    pub fn put_blob(&mut self, blob: BlobIdx, bytes: Vec<u8>) {
+        if let Some(place) = self.blobs.get_mut(usize::from(blob.0)) {
+            *place = Blob::owned(bytes);
+        }
+    }
+
     /// Takes the blob with this index out; a second time it is empty.
     pub fn take_blob(&mut self, blob: BlobIdx) -> Option<Vec<u8>> {
         let blob = self.blobs.get_mut(usize::from(blob.0))?;

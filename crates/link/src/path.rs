@@ -146,6 +146,9 @@ pub trait ControlReceiver: Send + fmt::Debug {
 
 /// Sends events of one rank. Any thread of the worker may.
 pub trait EventSender: Send + Sync + fmt::Debug {
+    /// Most bytes of a message with its blobs.
+    fn limit_bytes(&self) -> usize;
+
     /// Sends a message with its blobs; blobs too large for a record are copied once, into the arena.
     ///
     /// # Errors

@@ -435,6 +435,10 @@ struct RingEventSender {
 }
 
 impl EventSender for RingEventSender {
+    fn limit_bytes(&self) -> usize {
+        self.limit_bytes
+    }
+
     fn send(
         &self,
         message: &[u8],

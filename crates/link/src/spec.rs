@@ -43,7 +43,8 @@ pub struct LinkSpec {
     pub command_arena_bytes: usize,
     /// Each rank's ring of events; a power of two.
     pub event_ring_bytes: usize,
-    /// Each rank's arena of large event bodies; a multiple of 64 KiB, and the largest event with its blobs.
+    /// Each rank's arena of large event bodies; a multiple of 64 KiB. Results of any size travel through it in
+    /// pieces; a reply of a method must fit whole.
     pub event_arena_bytes: usize,
     /// Blobs up to this size travel inside the record, larger ones in the arena; at most 16 KiB.
     pub inline_limit_bytes: usize,

@@ -94,4 +94,10 @@ pub enum Event {
     Pong,
     /// The worker fails as a whole and is about to exit.
     Dying(Failure),
+    /// The next bytes of a blob that is too large to travel at once; they are this message's only blob. The event that the blob
+    /// belongs to follows on the same call, with an empty blob in its place.
+    Piece {
+        /// Position of the blob in the event that follows.
+        of: BlobIdx,
+    },
 }

@@ -106,6 +106,7 @@ fn events() -> Vec<Event> {
         },
         Event::Pong,
         Event::Dying(failure),
+        Event::Piece { of: BlobIdx(3) },
     ]
 }
 
@@ -213,9 +214,9 @@ fn every_message_survives_the_trip() {
 #[test]
 fn the_header_is_little_endian_in_field_order() {
     let bytes = header().to_bytes();
-    // By hand: version 1, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.
+    // By hand: version 2, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.
     let expected = [
-        1, 0, 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0xfa, 255, 255, 255, 255, 255, 255, 255,
+        2, 0, 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0xfa, 255, 255, 255, 255, 255, 255, 255,
     ];
     assert_eq!(bytes, expected);
     assert_eq!(Header::from_bytes(&bytes), header());

@@ -15,6 +15,9 @@ use std::{
     time::Duration,
 };
 
+/// Blobs of an event that make more than this share of the way up travel in pieces, each half as large.
+const SHARE_AT_ONCE: usize = 2;
+
 /// Sends events of one call.
 pub(crate) struct Reporter<'a> {
     pub(crate) shared: &'a Shared,
@@ -40,6 +43,20 @@ impl Reporter<'_> {
                     ControlFlow::Continue(())
                 }
             })
+    }
+
+    /// As [`Reporter::send`], with blobs of any size.
+    fn send_in_pieces(&mut self, event: &Event, blobs: &[&[u8]]) -> Result<(), LinkError> {
+        let at_once_bytes = (self.shared.events.limit_bytes() / SHARE_AT_ONCE).max(2);
+        if blobs.iter().map(|blob| blob.len()).sum::<usize>() <= at_once_bytes {
+            return self.send(event, blobs);
+        }
+        for (of, blob) in (0..).map(BlobIdx).zip(blobs) {
+            for piece in blob.chunks(at_once_bytes / 2) {
+                self.send(&Event::Piece { of }, &[piece])?;
+            }
+        }
+        self.send(event, &vec![&[][..]; blobs.len()])
     }
 }
 
@@ -69,7 +86,7 @@ impl<'a> Sink<'a> {
         if self.lost.is_some() {
             return false;
         }
-        match self.reporter.send(event, blobs) {
+        match self.reporter.send_in_pieces(event, blobs) {
             Ok(()) => true,
             Err(error @ LinkError::TooLarge { .. }) => {
                 let text = format!("a result cannot be sent: {error}");
