@@ -8,7 +8,7 @@ use crate::{
     json::{self, UniqueMap},
     safetensors::FileDType,
 };
-use denoised_tensor::{SourceError, SourceTensor, WeightKind, WeightSource, WeightSpec};
+use denoised_tensor::{SourceDType, SourceError, SourceTensor, WeightKind, WeightSource, WeightSpec};
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -113,13 +113,23 @@ impl Component {
     /// # Errors
     /// There is none, its dtype is no float, or its bytes cannot be read any more.
     pub fn weight(&self, name: &str) -> Result<SourceTensor<'_>, CheckpointError> {
-        match self.files.iter().find(|file| file.tensors().contains_key(name)) {
-            Some(file) => file.weight(name),
-            None => Err(CheckpointError::NoTensor {
-                path: self.folder.clone(),
-                name: shown(name),
-            }),
-        }
+        self.file_of(name)?.weight(name)
+    }
+
+    /// Element type and extents of the tensor called `name`, without reading it.
+    ///
+    /// # Errors
+    /// There is none, or its dtype is no float.
+    pub fn weight_layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), CheckpointError> {
+        self.file_of(name)?.weight_layout(name)
+    }
+
+    fn file_of(&self, name: &str) -> Result<&SafeTensors, CheckpointError> {
+        let file = self.files.iter().find(|file| file.tensors().contains_key(name));
+        file.ok_or_else(|| CheckpointError::NoTensor {
+            path: self.folder.clone(),
+            name: shown(name),
+        })
     }
 
     /// Tensors of the files that are not in `used`.
@@ -134,6 +144,10 @@ impl Component {
 }
 
 impl WeightSource for Component {
+    fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+        Ok(self.weight_layout(name)?)
+    }
+
     fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
         Ok(self.weight(name)?)
     }
@@ -189,13 +203,17 @@ impl Weights {
     /// # Errors
     /// There is none, its dtype is no float, or its bytes cannot be read any more.
     pub fn weight(&self, name: &str) -> Result<SourceTensor<'_>, CheckpointError> {
-        match self.find(name) {
-            Some((component, name)) => component.weight(name),
-            None => Err(CheckpointError::NoTensor {
-                path: self.path.clone(),
-                name: shown(name),
-            }),
-        }
+        let (component, name) = self.find_or_refuse(name)?;
+        component.weight(name)
+    }
+
+    /// Element type and extents of the tensor called `name`, without reading it.
+    ///
+    /// # Errors
+    /// There is none, or its dtype is no float.
+    pub fn weight_layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), CheckpointError> {
+        let (component, name) = self.find_or_refuse(name)?;
+        component.weight_layout(name)
     }
 
     /// Tensors of the files that are not in `used`.
@@ -281,6 +299,13 @@ impl Weights {
         self.components.iter().for_each(Component::evict);
     }
 
+    fn find_or_refuse<'a>(&self, name: &'a str) -> Result<(&Component, &'a str), CheckpointError> {
+        self.find(name).ok_or_else(|| CheckpointError::NoTensor {
+            path: self.path.clone(),
+            name: shown(name),
+        })
+    }
+
     fn find<'a>(&self, name: &'a str) -> Option<(&Component, &'a str)> {
         let (component, name) = name.split_once('/')?;
         Some((
@@ -293,6 +318,10 @@ impl Weights {
 }
 
 impl WeightSource for Weights {
+    fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+        Ok(self.weight_layout(name)?)
+    }
+
     fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
         Ok(self.weight(name)?)
     }

@@ -350,15 +350,29 @@ impl SafeTensors {
     /// # Errors
     /// There is none, its dtype is no float, or its bytes cannot be read any more.
     pub fn weight(&self, name: &str) -> Result<SourceTensor<'_>, CheckpointError> {
-        let info = self.info(name)?;
-        let FileDType::Float(dtype) = info.dtype else {
-            return Err(self.dtype_error(name, info));
-        };
+        let (dtype, info) = self.float_info(name)?;
         Ok(SourceTensor {
             dtype,
             shape: info.shape.clone(),
             bytes: Cow::Borrowed(self.bytes(name, info)?),
         })
+    }
+
+    /// Element type and extents of the tensor called `name`, without reading it.
+    ///
+    /// # Errors
+    /// There is none, or its dtype is no float.
+    pub fn weight_layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), CheckpointError> {
+        let (dtype, info) = self.float_info(name)?;
+        Ok((dtype, info.shape.clone()))
+    }
+
+    fn float_info(&self, name: &str) -> Result<(SourceDType, &TensorInfo), CheckpointError> {
+        let info = self.info(name)?;
+        match info.dtype {
+            FileDType::Float(dtype) => Ok((dtype, info)),
+            FileDType::Other(_) => Err(self.dtype_error(name, info)),
+        }
     }
 
     /// Takes the file's pages out of this process's memory; they are read again when they are needed again.
@@ -415,6 +429,10 @@ impl SafeTensors {
 }
 
 impl WeightSource for SafeTensors {
+    fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+        Ok(self.weight_layout(name)?)
+    }
+
     fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
         Ok(self.weight(name)?)
     }

@@ -30,19 +30,21 @@ const ATTENTIONS: [[usize; 3]; 4] = [[4096, 8, 40], [1024, 24, 64], [1024, 24, 1
 struct Anything(Vec<WeightSpec>);
 
 impl WeightSource for Anything {
+    fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+        let spec = self.0.iter().find(|spec| spec.sources[0] == name);
+        let spec = spec.ok_or_else(|| SourceError(name.to_owned()))?;
+        Ok((SourceDType::F32, spec.shape.clone()))
+    }
+
     fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
-        let spec = self
-            .0
-            .iter()
-            .find(|spec| spec.sources[0] == name)
-            .ok_or_else(|| SourceError(name.to_owned()))?;
-        let n: usize = spec.shape.iter().product();
+        let (dtype, shape) = self.layout(name)?;
+        let n: usize = shape.iter().product();
         let bytes: Vec<u8> = (0..n)
             .flat_map(|i| ((i % 13) as f32 / 100.0 - 0.06).to_le_bytes())
             .collect();
         Ok(SourceTensor {
-            dtype: SourceDType::F32,
-            shape: spec.shape.clone(),
+            dtype,
+            shape,
             bytes: bytes.into(),
         })
     }

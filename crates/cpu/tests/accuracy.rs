@@ -1,10 +1,8 @@
 //! What the documentation says about rounding errors, measured.
 
 use denoised_cpu::{CpuBackend, CpuOptions, Isa};
-use denoised_tensor::{
-    Backend, ConvSpec, DType, Epilogue, PrepareInput, SourceDType, SourceError, SourceTensor, WeightKind,
-    WeightSource, WeightSpec,
-};
+use denoised_tensor::{Backend, ConvSpec, DType, Epilogue, PrepareInput, WeightKind, WeightSpec};
+use denoised_testkit::suites::backend::MemorySource;
 
 const CHANNELS: usize = 320;
 const OUTPUTS: usize = 32;
@@ -26,20 +24,6 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-#[derive(Debug)]
-struct One(Vec<u8>);
-
-impl WeightSource for One {
-    fn tensor(&self, _: &str) -> Result<SourceTensor<'_>, SourceError> {
-        let shape = vec![OUTPUTS, CHANNELS, 3, 3];
-        Ok(SourceTensor {
-            dtype: SourceDType::F32,
-            shape,
-            bytes: self.0.as_slice().into(),
-        })
-    }
-}
-
 /// Relative L2 error of a 3x3 convolution of 320 channels.
 fn error_of_a_convolution(isa: Isa, winograd: bool) -> f64 {
     let x = values(1, SIDE * SIDE * CHANNELS);
@@ -50,13 +34,14 @@ fn error_of_a_convolution(isa: Isa, winograd: bool) -> f64 {
         winograd,
     })
     .expect("available");
-    let shape = vec![OUTPUTS, CHANNELS, 3, 3];
+    let shape = [OUTPUTS, CHANNELS, 3, 3];
     let spec = WeightSpec {
         sources: vec!["w".to_owned()],
         kind: WeightKind::Conv { stride: 1 },
-        shape,
+        shape: shape.to_vec(),
     };
-    let source = One(bytes(&w));
+    let mut source = MemorySource::default();
+    source.insert("w", &shape, &w);
     let prepared = backend
         .prepare(&[spec], PrepareInput::Build(&source), &mut |_, _| {})
         .expect("a weight");

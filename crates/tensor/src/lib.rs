@@ -22,7 +22,7 @@ pub use backend::{
 pub use dtype::DType;
 pub use error::TensorError;
 pub use shape::{MAX_DIMS, Shape};
-pub use tensor::{Buffer, Rows, Tensor};
+pub use tensor::{Buffer, Tensor};
 pub use weight::{
     PrepareInput, Prepared, SourceDType, SourceError, SourceTensor, Weight, WeightKind, WeightSet,
     WeightSource, WeightSpec,

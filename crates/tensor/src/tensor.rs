@@ -27,61 +27,17 @@ pub struct Tensor {
     strides: [usize; MAX_DIMS],
 }
 
-/// A tensor's elements as rows of `n_cols` dense elements, `n_outer` groups of `n_inner` rows each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
-    /// First element, in elements from the start of the buffer.
-    pub offset: usize,
-    /// Groups of rows.
-    pub n_outer: usize,
-    /// Elements between the starts of two groups.
-    pub outer_stride: usize,
-    /// Rows in a group.
-    pub n_inner: usize,
-    /// Elements between the starts of two rows of a group.
-    pub inner_stride: usize,
-    /// Elements of a row.
-    pub n_cols: usize,
-}
-
-impl Rows {
-    /// All rows.
-    pub fn n_rows(&self) -> usize {
-        self.n_outer * self.n_inner
-    }
-
-    /// Where row `row_idx` of all rows starts, in elements.
-    pub fn start(&self, row_idx: usize) -> usize {
-        self.offset + row_idx / self.n_inner * self.outer_stride + row_idx % self.n_inner * self.inner_stride
-    }
-}
-
 impl Tensor {
     /// The whole of `buffer` (or its start) as a dense tensor. For backends.
     ///
     /// # Errors
     /// [`TensorError::Shape`] if the buffer is too small.
     pub fn from_buffer(buffer: Rc<dyn Buffer>, shape: &[usize], dtype: DType) -> Result<Self> {
-        Self::from_buffer_at(buffer, 0, shape, dtype)
-    }
-
-    /// A dense tensor that starts `offset` elements into `buffer`. For backends.
-    ///
-    /// # Errors
-    /// [`TensorError::Shape`] if the buffer is too small.
-    pub fn from_buffer_at(
-        buffer: Rc<dyn Buffer>,
-        offset: usize,
-        shape: &[usize],
-        dtype: DType,
-    ) -> Result<Self> {
         let shape = Shape::new(shape)?;
-        let end = offset
-            .checked_add(shape.n_elements())
-            .and_then(|n| n.checked_mul(dtype.size_bytes()));
-        if end.is_none_or(|end| end > buffer.len_bytes()) {
+        let n_bytes = shape.n_elements().checked_mul(dtype.size_bytes());
+        if n_bytes.is_none_or(|n_bytes| n_bytes > buffer.len_bytes()) {
             let detail = format!(
-                "{shape:?} {dtype} at element {offset} exceeds a buffer of {} bytes",
+                "{shape:?} {dtype} exceeds a buffer of {} bytes",
                 buffer.len_bytes()
             );
             return Err(TensorError::Shape {
@@ -92,7 +48,7 @@ impl Tensor {
         Ok(Self {
             buffer,
             dtype,
-            offset,
+            offset: 0,
             shape,
             strides: dense_strides(&shape),
         })
@@ -135,7 +91,9 @@ impl Tensor {
 
     /// Whether the elements lie without gaps in row-major order.
     pub fn is_dense(&self) -> bool {
-        self.strides() == &dense_strides(&self.shape)[..self.shape.n_dims()]
+        let dense = dense_strides(&self.shape);
+        let mut strides = self.dims().iter().zip(self.strides()).zip(dense);
+        strides.all(|((&extent, &stride), dense)| stride == dense || extent == 1)
     }
 
     /// Elements `start .. start + len` of dimension `dim_idx`, sharing memory.
@@ -211,49 +169,6 @@ impl Tensor {
             || self.strides()[self.shape.n_dims() - 1] == 1 && shape.last() <= self.shape.last();
         last_is_dense.then_some(strides)
     }
-
-    /// The elements as rows of the last dimension in at most two levels; `None` if the leading strides need more.
-    pub fn rows(&self) -> Option<Rows> {
-        let n = self.shape.n_dims();
-        let mut levels: Vec<(usize, usize)> = Vec::with_capacity(MAX_DIMS);
-        for (&extent, &stride) in self.dims()[..n - 1].iter().zip(self.strides()) {
-            match levels.last_mut() {
-                _ if extent == 1 => {}
-                Some(level) if level.1 == stride * extent => *level = (level.0 * extent, stride),
-                _ => levels.push((extent, stride)),
-            }
-        }
-        let rows = |n_outer, outer_stride, n_inner, inner_stride| Rows {
-            offset: self.offset,
-            n_outer,
-            outer_stride,
-            n_inner,
-            inner_stride,
-            n_cols: self.shape.last(),
-        };
-        match levels[..] {
-            [] => Some(rows(1, self.shape.last(), 1, self.shape.last())),
-            [(extent, stride)] => Some(rows(1, extent * stride, extent, stride)),
-            [outer, inner] => Some(rows(outer.0, outer.1, inner.0, inner.1)),
-            _ => None,
-        }
-    }
-
-    /// The rows of each batch element: dimension 0 is the outer level even where it could be merged with the next.
-    /// `None` if the dimensions between batch and channels do not merge into one.
-    pub fn rows_by_batch(&self) -> Option<Rows> {
-        let n = self.shape.n_dims();
-        if n < 2 {
-            return None;
-        }
-        let element = self.narrow(0, 0, 1).ok()?;
-        let one = element.rows().filter(|rows| rows.n_outer == 1)?;
-        Some(Rows {
-            n_outer: self.dim(0),
-            outer_stride: self.strides[0],
-            ..one
-        })
-    }
 }
 
 impl fmt::Debug for Tensor {
@@ -300,24 +215,18 @@ mod tests {
     #[test]
     fn a_column_slice_of_a_fused_projection_keeps_its_row_stride() {
         let q = tensor(&[2, 5, 12]).narrow(2, 4, 4).expect("inside");
-        assert_eq!(q.strides(), [60, 12, 1]);
-        let rows = q.rows().expect("one level");
-        assert_eq!(
-            (rows.offset, rows.n_rows(), rows.n_cols, rows.start(7)),
-            (4, 10, 4, 4 + 7 * 12)
-        );
+        assert_eq!((q.offset(), q.strides()), (4, &[60, 12, 1][..]));
     }
 
     #[test]
-    fn a_token_slice_of_a_batch_needs_two_levels() {
+    fn a_slice_of_a_slice_adds_up() {
         let text = tensor(&[2, 9, 4]).narrow(1, 6, 3).expect("inside");
-        let rows = text.rows().expect("two levels");
-        assert_eq!(
-            (rows.n_outer, rows.outer_stride, rows.n_inner, rows.inner_stride),
-            (2, 36, 3, 4)
-        );
-        assert_eq!(rows.start(4), 24 + 36 + 4);
-        assert_eq!(tensor(&[2, 3, 4]).rows_by_batch().expect("plain").n_inner, 3);
+        let last = text
+            .narrow(0, 1, 1)
+            .and_then(|t| t.narrow(1, 1, 2))
+            .expect("inside");
+        assert_eq!((last.offset(), last.dims()), (36 + 7 * 4, &[1, 2, 4][..]));
+        assert!(!text.is_dense() && last.is_dense());
     }
 
     #[test]

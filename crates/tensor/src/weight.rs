@@ -64,6 +64,12 @@ pub struct SourceError(pub String);
 
 /// One name-to-tensor view of a checkpoint.
 pub trait WeightSource: Sync {
+    /// Element type and extents of the tensor called `name`, without reading its elements.
+    ///
+    /// # Errors
+    /// As [`WeightSource::tensor`].
+    fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError>;
+
     /// The tensor called `name`.
     ///
     /// # Errors

@@ -382,12 +382,21 @@ impl MemorySource {
     }
 }
 
+impl MemorySource {
+    fn entry(&self, name: &str) -> Result<&(SourceDType, Vec<usize>, Vec<u8>), SourceError> {
+        let entry = self.0.get(name);
+        entry.ok_or_else(|| SourceError(format!("no tensor {name}")))
+    }
+}
+
 impl WeightSource for MemorySource {
+    fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+        let (dtype, shape, _) = self.entry(name)?;
+        Ok((*dtype, shape.clone()))
+    }
+
     fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
-        let (dtype, shape, bytes) = self
-            .0
-            .get(name)
-            .ok_or_else(|| SourceError(format!("no tensor {name}")))?;
+        let (dtype, shape, bytes) = self.entry(name)?;
         Ok(SourceTensor {
             dtype: *dtype,
             shape: shape.clone(),
