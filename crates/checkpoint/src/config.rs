@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use std::{
     cell::RefCell,
     collections::BTreeSet,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
@@ -263,6 +264,24 @@ impl Config {
         }
         let accepted: Vec<String> = accepted.iter().map(Value::to_string).collect();
         let expected = format!("{} (nothing else is supported)", accepted.join(" or "));
+        Err(self.wrong(key, &expected))
+    }
+
+    /// Refuses a number outside of what makes sense, so that no product of several can overflow and nothing absurd is allocated. `value`
+    /// is what was read of `key`, or its default.
+    ///
+    /// # Errors
+    /// It is outside.
+    pub fn within(
+        &self,
+        key: &str,
+        value: usize,
+        range: RangeInclusive<usize>,
+    ) -> Result<(), CheckpointError> {
+        if range.contains(&value) {
+            return Ok(());
+        }
+        let expected = format!("a number of {} to {}", range.start(), range.end());
         Err(self.wrong(key, &expected))
     }
 

@@ -9,7 +9,7 @@
 use crate::{
     ModelError,
     conditioning::{Conditioning, TextOptions, Tokenized},
-    families::Parts,
+    parts::{Opened, Parts},
     pipeline::{Model, Pipeline, Running},
     tensor_failure, trace,
 };
@@ -30,26 +30,26 @@ use std::{
 /// A checkpoint that was opened.
 #[derive(Debug)]
 pub(crate) struct DiffusionModel {
-    parts: Parts,
+    opened: Opened,
 }
 
 impl DiffusionModel {
-    pub(crate) fn new(parts: Parts) -> Self {
-        Self { parts }
+    pub(crate) fn new(opened: Opened) -> Self {
+        Self { opened }
     }
 }
 
 impl Model for DiffusionModel {
     fn info(&self) -> &ModelInfo {
-        &self.parts.info
+        &self.opened.parts.info
     }
 
     fn weight_specs(&self) -> &[WeightSpec] {
-        &self.parts.specs
+        &self.opened.specs
     }
 
     fn weight_source(&self) -> &dyn WeightSource {
-        &self.parts.weights
+        &self.opened.weights
     }
 
     fn load(
@@ -58,7 +58,7 @@ impl Model for DiffusionModel {
         prepared: Prepared,
     ) -> Result<Box<dyn Pipeline>, ModelError> {
         let weights = prepared.weights;
-        let specs = &self.parts.specs;
+        let specs = &self.opened.specs;
         let fits = |(weight, spec): (&Weight, &WeightSpec)| weight.shape[..] == spec.shape[..];
         if weights.len() != specs.len() || !weights.iter().zip(specs).all(fits) {
             return Err(ModelError::OtherWeights {
@@ -67,7 +67,7 @@ impl Model for DiffusionModel {
             });
         }
         Ok(Box::new(DiffusionPipeline {
-            parts: self.parts,
+            parts: self.opened.parts,
             backend,
             weights,
         }))

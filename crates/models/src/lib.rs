@@ -6,6 +6,7 @@
 mod pipeline;
 
 mod diffusion;
+mod parts;
 mod trace;
 
 mod families;

@@ -29,22 +29,26 @@ impl ResnetBlock {
         }
     }
 
-    /// `x` `[batch, h, w, c_in]` to `[batch, h, w, c_out]`.
+    /// `x` `[batch, h, w, c_in]` to `[batch, h, w, c_out]`. Uses up `x`, in whose place the first norm may write.
     ///
     /// # Errors
     /// The device's.
-    pub fn forward(&self, ctx: &Ctx<'_>, x: &Tensor) -> Result<Tensor> {
-        // At most two tensors besides `x` live at a time: these are the largest of a whole generation.
-        let mut h = self.norm1.forward(ctx, x, Activation::Silu)?;
+    pub fn forward(&self, ctx: &Ctx<'_>, x: Tensor) -> Result<Tensor> {
+        // These are the largest tensors of a whole generation: at most two live besides the input.
+        let (residual, mut h) = match &self.shortcut {
+            None => {
+                let h = self.norm1.forward(ctx, &x, Activation::Silu)?;
+                (x, h)
+            }
+            Some(shortcut) => {
+                let residual = shortcut.forward(ctx, &x, After::default())?;
+                self.norm1.forward_into(ctx, &x, Activation::Silu, &x)?;
+                (residual, x)
+            }
+        };
         h = self.conv1.forward(ctx, &h, After::default())?;
         self.norm2.forward_into(ctx, &h, Activation::Silu, &h)?;
-        match &self.shortcut {
-            None => self.conv2.forward(ctx, &h, After::residual(x)),
-            Some(shortcut) => {
-                let x = shortcut.forward(ctx, x, After::default())?;
-                self.conv2.forward(ctx, &h, After::residual(&x))
-            }
-        }
+        self.conv2.forward(ctx, &h, After::residual(&residual))
     }
 }
 

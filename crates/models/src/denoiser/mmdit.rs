@@ -5,7 +5,7 @@
 //! would compute of the text is left out, since nothing reads it; its query weights are not loaded.
 
 use super::Denoiser;
-use crate::{ModelError, conditioning::Conditioning, families::within};
+use crate::{ModelError, conditioning::Conditioning};
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Attend, Conv2d, Ctx, FeedForward, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
@@ -68,15 +68,15 @@ impl MmditConfig {
                 Some(_) => return Err(config.wrong("qk_norm", "rms_norm or null").into()),
             },
         };
-        within(config, "patch_size", read.patch, 1..=64)?;
-        within(config, "sample_size", read.sample_size, read.patch..=1 << 14)?;
-        within(config, "in_channels", read.c_in, 1..=1 << 12)?;
-        within(config, "num_layers", read.n_layers, 1..=512)?;
-        within(config, "attention_head_dim", read.head_dim, 1..=1 << 10)?;
-        within(config, "num_attention_heads", read.n_heads, 1..=1 << 10)?;
-        within(config, "joint_attention_dim", read.n_joint, 1..=1 << 16)?;
-        within(config, "pooled_projection_dim", read.n_pooled, 1..=1 << 16)?;
-        within(config, "pos_embed_max_size", read.max_patches, 1..=1 << 12)?;
+        config.within("patch_size", read.patch, 1..=64)?;
+        config.within("sample_size", read.sample_size, read.patch..=1 << 14)?;
+        config.within("in_channels", read.c_in, 1..=1 << 12)?;
+        config.within("num_layers", read.n_layers, 1..=512)?;
+        config.within("attention_head_dim", read.head_dim, 1..=1 << 10)?;
+        config.within("num_attention_heads", read.n_heads, 1..=1 << 10)?;
+        config.within("joint_attention_dim", read.n_joint, 1..=1 << 16)?;
+        config.within("pooled_projection_dim", read.n_pooled, 1..=1 << 16)?;
+        config.within("pos_embed_max_size", read.max_patches, 1..=1 << 12)?;
         if read.c_out != read.c_in {
             return Err(config.wrong("out_channels", "equal to in_channels").into());
         }
@@ -113,11 +113,13 @@ pub(crate) struct Mmdit {
     config: MmditConfig,
 }
 
-/// The table of positions, `max_patches` squared rows.
+/// Embeddings of positions.
 #[derive(Debug)]
 enum Positions {
+    /// `[1, max_patches^2, n]`
     Stored(Parameter),
-    /// For files that leave it out.
+    /// For files that leave the table out: `[max_patches, n / 2]`, for the column in the first half of the channels and for the row in
+    /// the second.
     Computed(Vec<f32>),
 }
 
@@ -130,7 +132,7 @@ impl Mmdit {
             let shape = [1, config.max_patches * config.max_patches, n];
             Positions::Stored(Parameter::new(&mut embed, "pos_embed", &shape))
         } else {
-            Positions::Computed(position_table(
+            Positions::Computed(position_line(
                 n,
                 config.max_patches,
                 config.sample_size / config.patch,
@@ -175,16 +177,27 @@ impl Mmdit {
             .to_vec()
     }
 
-    /// The middle of the table, `[1, h, w, n]`.
-    fn cropped_positions(&self, ctx: &Ctx<'_>, h: usize, w: usize) -> Result<Tensor> {
+    /// Adds the middle of the table to `x` `[batch, h, w, n]`, in place.
+    fn add_positions(&self, ctx: &Ctx<'_>, x: &Tensor) -> Result<()> {
+        let (h, w, n) = (x.dim(1), x.dim(2), x.dim(3));
         let side = self.config.max_patches;
-        let dims = [1, side, side, self.config.n_channels()];
-        let table = match &self.positions {
-            Positions::Stored(table) => table.tensor(ctx)?.reshape(&dims)?,
-            Positions::Computed(values) => ctx.upload_f32(values, &dims)?,
-        };
         let start = |len: usize| side.saturating_sub(len) / 2;
-        ctx.cast(&table.narrow(1, start(h), h)?.narrow(2, start(w), w)?)
+        match &self.positions {
+            Positions::Stored(table) => {
+                let table = table.tensor(ctx)?.reshape(&[1, side, side, n])?;
+                let middle = table.narrow(1, start(h), h)?.narrow(2, start(w), w)?;
+                ctx.backend.add(x, &ctx.cast(&middle)?, x)
+            }
+            Positions::Computed(line) => {
+                let half = n / 2;
+                let line = ctx.cast(&ctx.upload_f32(line, &[1, 1, side, half])?)?;
+                let columns = line.narrow(2, start(w), w)?;
+                let rows = line.reshape(&[1, side, 1, half])?.narrow(1, start(h), h)?;
+                let (first, second) = (x.narrow(3, 0, half)?, x.narrow(3, half, half)?);
+                ctx.backend.add(&first, &columns, &first)?;
+                ctx.backend.add(&second, &rows, &second)
+            }
+        }
     }
 }
 
@@ -197,9 +210,8 @@ impl Denoiser for Mmdit {
         conditioning: &Conditioning,
     ) -> Result<Tensor> {
         let x = self.patches.forward(ctx, latents, After::default())?;
-        let (h, w) = (x.dim(1), x.dim(2));
-        ctx.backend.add(&x, &self.cropped_positions(ctx, h, w)?, &x)?;
-        let x = x.reshape(&[x.dim(0), h * w, x.dim(3)])?;
+        self.add_positions(ctx, &x)?;
+        let x = x.reshape(&[x.dim(0), x.dim(1) * x.dim(2), x.dim(3)])?;
 
         let time = self.time.forward(ctx, timesteps)?;
         let vector = self
@@ -352,10 +364,8 @@ impl Block {
                 Some((dual, dual.attend(ctx, &h, self.n_heads)?, part(8)?))
             }
         };
-        let (from_x, from_text) = self.joint_attention(ctx, &h, &h_text, bias)?;
+        let (from_x, from_text) = self.joint_attention(ctx, h, h_text, bias)?;
         // What is not needed any more makes room for the wide middle of the feed-forward.
-        drop((h, h_text));
-
         self.out.forward_into(ctx, &from_x, After::gated(&gate, x), x)?;
         drop(from_x);
         if let Some((dual, from_x, gate)) = dual {
@@ -379,24 +389,26 @@ impl Block {
         Ok(())
     }
 
-    /// Queries of the picture (and of the text, unless this is the last block) over the keys of both, picture first.
+    /// Queries of the picture (and of the text, unless this is the last block) over the keys of both, picture first. Uses up its inputs,
+    /// whose memory the attention needs.
     fn joint_attention(
         &self,
         ctx: &Ctx<'_>,
-        h: &Tensor,
-        h_text: &Tensor,
+        h: Tensor,
+        h_text: Tensor,
         bias: Option<&Tensor>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let (n_picture, n_text, n) = (h.dim(1), h_text.dim(1), h.dim(2));
         let joint = ctx.alloc(&[h.dim(0), n_picture + n_text, 3 * n])?;
         let picture = joint.narrow(1, 0, n_picture)?;
-        self.qkv.forward_into(ctx, h, After::default(), &picture)?;
+        self.qkv.forward_into(ctx, &h, After::default(), &picture)?;
         let text = joint.narrow(1, n_picture, n_text)?;
         let [text_q, text_k, _] = split(&text)?;
         let n_context = self.context_qkv.n_out();
         let text_out = text.narrow(2, 3 * n - n_context, n_context)?;
         self.context_qkv
-            .forward_into(ctx, h_text, After::default(), &text_out)?;
+            .forward_into(ctx, &h_text, After::default(), &text_out)?;
+        drop((h, h_text));
         apply_norms(ctx, self.norm_qk.as_ref(), &picture)?;
         if let Some(norm) = &self.norm_context_q {
             norm.apply(ctx, &text_q)?;
@@ -468,23 +480,20 @@ fn repeat_bias(ctx: &Ctx<'_>, n_keys: usize, n_repeats: usize) -> Result<Option<
     ctx.backend.upload(&bytes, &dims, DType::F32).map(Some)
 }
 
-/// diffusers' two-dimensional sinusoids: the first half of the channels embeds the column, the second the row; positions are scaled so
-/// that `base` patches span the same range at any size. Computed in float64 from float32 positions, as there.
-fn position_table(n_channels: usize, side: usize, base: usize) -> Vec<f32> {
+/// diffusers' two-dimensional sinusoids in one dimension: the first half of the channels embeds the column, the second the row, both by
+/// these `n_channels / 2` values per position. Positions are scaled so that `base` patches span the same range at any size. Computed in
+/// float64 from float32 positions, as there.
+fn position_line(n_channels: usize, side: usize, base: usize) -> Vec<f32> {
     let n_frequencies = n_channels / 4;
-    let position = |idx: usize| f64::from(idx as f32 / (side as f64 / base as f64) as f32);
     let frequency = |idx: usize| 1.0 / 10_000f64.powf(idx as f64 / n_frequencies as f64);
-    let mut table = Vec::with_capacity(side * side * n_channels);
-    for row in 0..side {
-        for column in 0..side {
-            for at in [column, row] {
-                let angles = (0..n_frequencies).map(|idx| position(at) * frequency(idx));
-                table.extend(angles.clone().map(|angle| angle.sin() as f32));
-                table.extend(angles.map(|angle| angle.cos() as f32));
-            }
-        }
+    let mut line = Vec::with_capacity(side * n_channels / 2);
+    for idx in 0..side {
+        let position = f64::from(idx as f32 / (side as f64 / base as f64) as f32);
+        let angles = (0..n_frequencies).map(|idx| position * frequency(idx));
+        line.extend(angles.clone().map(|angle| angle.sin() as f32));
+        line.extend(angles.map(|angle| angle.cos() as f32));
     }
-    table
+    line
 }
 
 #[cfg(test)]
@@ -578,7 +587,13 @@ mod tests {
                 .chunks_exact(2)
                 .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
                 .collect();
-            let computed = position_table(n_channels, side, base);
+            let line = position_line(n_channels, side, base);
+            let at = |idx: usize| line.chunks_exact(n_channels / 2).nth(idx).expect("a position");
+            let mut computed = Vec::new();
+            for (row, column) in (0..side).flat_map(|row| (0..side).map(move |column| (row, column))) {
+                computed.extend_from_slice(at(column));
+                computed.extend_from_slice(at(row));
+            }
             assert_eq!(computed.len(), stored.len());
             let rounded: Vec<f32> = computed
                 .iter()

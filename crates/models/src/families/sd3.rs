@@ -2,11 +2,12 @@
 //!
 //! Without the T5 encoder its tokens are zeros, as in diffusers' `StableDiffusion3Pipeline`.
 
-use super::{LatentsLayout, Parts, expect_class};
+use super::expect_class;
 use crate::{
     ModelError,
     conditioning::{Conditioner, Conditioning, TextOptions, Tokenized},
     denoiser::{Mmdit, MmditConfig},
+    parts::{LatentsLayout, Opened, Parts},
     text::{ClipConfig, ClipText, ClipTokenizer},
     vae::{KL_UNREAD_NAMES, KlConfig, KlDecoder},
 };
@@ -22,7 +23,7 @@ const T5_LENGTH: (u32, u32) = (256, 512);
 /// Which hidden state of CLIP counts: the penultimate.
 const N_SKIPPED_LAYERS: usize = 1;
 
-pub(super) fn open(folder: &Folder) -> Result<Parts, ModelError> {
+pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     folder.options().deny_unread(&[])?;
     if let Some(class) = folder.class("text_encoder_3") {
         return Err(ModelError::UnsupportedComponent {
@@ -112,7 +113,7 @@ pub(super) fn open(folder: &Folder) -> Result<Parts, ModelError> {
         n_tokens,
         n_joint: mmdit.n_joint,
     };
-    Ok(Parts {
+    let parts = Parts {
         info,
         latents: LatentsLayout {
             n_channels: mmdit.c_in,
@@ -123,6 +124,9 @@ pub(super) fn open(folder: &Folder) -> Result<Parts, ModelError> {
         denoiser: Box::new(denoiser),
         decoder: Box::new(decoder),
         samplers: vec![Box::new(sampler)],
+    };
+    Ok(Opened {
+        parts,
         specs,
         weights,
     })

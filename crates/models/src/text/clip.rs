@@ -1,9 +1,7 @@
 //! transformers' `CLIPTextModelWithProjection`: OpenAI's and OpenCLIP's text encoders.
 
-use crate::{
-    ModelError,
-    families::{TRANSFORMERS_KEYS_WITHOUT_EFFECT, within},
-};
+use super::TRANSFORMERS_KEYS_WITHOUT_EFFECT;
+use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Attend, Ctx, Embedding, FeedForward, LayerNorm, Linear, Result, Scope, attend, split,
@@ -22,7 +20,7 @@ pub(crate) struct ClipConfig {
     pub(crate) n_projected: usize,
     activation: Activation,
     eps: f32,
-    eos: u32,
+    eos: usize,
 }
 
 impl ClipConfig {
@@ -53,14 +51,15 @@ impl ClipConfig {
             n_projected: config.usize_or("projection_dim", 512)?,
             activation,
             eps: config.f64_or("layer_norm_eps", 1e-5)? as f32,
-            eos: config.usize_or("eos_token_id", 49407)? as u32,
+            eos: config.usize_or("eos_token_id", 49407)?,
         };
-        within(config, "vocab_size", read.vocab_size, 1..=1 << 22)?;
-        within(config, "hidden_size", read.n_channels, 1..=1 << 16)?;
-        within(config, "intermediate_size", read.n_inner, 1..=1 << 18)?;
-        within(config, "num_hidden_layers", read.n_layers, 1..=512)?;
-        within(config, "max_position_embeddings", read.n_positions, 2..=1 << 16)?;
-        within(config, "projection_dim", read.n_projected, 1..=1 << 16)?;
+        config.within("vocab_size", read.vocab_size, 1..=1 << 22)?;
+        config.within("hidden_size", read.n_channels, 1..=1 << 16)?;
+        config.within("intermediate_size", read.n_inner, 1..=1 << 18)?;
+        config.within("num_hidden_layers", read.n_layers, 1..=512)?;
+        config.within("max_position_embeddings", read.n_positions, 2..=1 << 16)?;
+        config.within("projection_dim", read.n_projected, 1..=1 << 16)?;
+        config.within("eos_token_id", read.eos, 0..=1 << 22)?;
         if read.n_heads == 0 || !read.n_channels.is_multiple_of(read.n_heads) {
             return Err(config
                 .wrong("num_attention_heads", "a divisor of hidden_size")
@@ -135,7 +134,7 @@ impl ClipText {
             layers,
             final_norm: LayerNorm::new(&mut text.at("final_layer_norm"), n, config.eps),
             projection: Linear::without_bias(&mut root.at("text_projection"), n, config.n_projected),
-            eos: config.eos,
+            eos: config.eos as u32,
             n_heads: config.n_heads,
         }
     }

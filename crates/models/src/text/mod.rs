@@ -5,3 +5,18 @@ mod tokenizer;
 
 pub(crate) use clip::{ClipConfig, ClipText};
 pub(crate) use tokenizer::ClipTokenizer;
+
+/// Keys that transformers writes into every `config.json` and that change nothing of what a text encoder computes.
+const TRANSFORMERS_KEYS_WITHOUT_EFFECT: &[&str] = &[
+    "architectures",
+    "attention_dropout",
+    "bos_token_id",
+    "dropout",
+    "dtype",
+    "gradient_checkpointing",
+    "initializer_factor",
+    "initializer_range",
+    "pad_token_id",
+    "torch_dtype",
+    "transformers_version",
+];

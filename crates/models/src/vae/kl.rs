@@ -1,7 +1,7 @@
 //! The decoder of diffusers' `AutoencoderKL`.
 
 use super::Decoder;
-use crate::{ModelError, families::within};
+use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Conv2d, Ctx, GroupNorm, Linear, ResnetBlock, Result, Scope, SpatialAttention, Upsample,
@@ -65,9 +65,9 @@ impl KlConfig {
             config.only("up_block_types", &[only.into()])?;
             config.strs("up_block_types")?;
         }
-        within(config, "layers_per_block", read.layers_per_block, 0..=64)?;
-        within(config, "norm_num_groups", read.n_groups, 1..=1 << 16)?;
-        within(config, "latent_channels", read.n_latent, 1..=1 << 12)?;
+        config.within("layers_per_block", read.layers_per_block, 0..=64)?;
+        config.within("norm_num_groups", read.n_groups, 1..=1 << 16)?;
+        config.within("latent_channels", read.n_latent, 1..=1 << 12)?;
         let divides = |width: &usize| (1..=1 << 16).contains(width) && width.is_multiple_of(read.n_groups);
         if n_blocks == 0 || n_blocks > 8 || !read.widths.iter().all(divides) {
             let expected = format!("1 to 8 multiples of norm_num_groups = {}", read.n_groups);
@@ -167,14 +167,14 @@ impl Decoder for KlDecoder {
             x = post_quant.forward(ctx, &x, After::default())?;
         }
         x = self.conv_in.forward(ctx, &x, After::default())?;
-        x = self.mid_first.forward(ctx, &x)?;
+        x = self.mid_first.forward(ctx, x)?;
         if let Some(attention) = &self.mid_attention {
             x = attention.forward(ctx, &x)?;
         }
-        x = self.mid_last.forward(ctx, &x)?;
+        x = self.mid_last.forward(ctx, x)?;
         for up in &self.ups {
             for resnet in &up.resnets {
-                x = resnet.forward(ctx, &x)?;
+                x = resnet.forward(ctx, x)?;
             }
             if let Some(upsample) = &up.upsample {
                 x = upsample.forward(ctx, &x)?;
