@@ -136,11 +136,6 @@ impl Component {
     pub fn unused_names(&self, used: &HashSet<&str>) -> Vec<&str> {
         self.names().filter(|name| !used.contains(name)).collect()
     }
-
-    /// Takes the files' pages out of this process's memory; they are read again when they are needed again.
-    pub fn evict(&self) {
-        self.files.iter().for_each(SafeTensors::evict);
-    }
 }
 
 impl WeightSource for Component {
@@ -292,11 +287,6 @@ impl Weights {
             path: self.path.clone(),
             problems: problems.join("; "),
         })
-    }
-
-    /// Takes the files' pages out of this process's memory; they are read again when they are needed again.
-    pub fn evict(&self) {
-        self.components.iter().for_each(Component::evict);
     }
 
     fn find_or_refuse<'a>(&self, name: &'a str) -> Result<(&Component, &'a str), CheckpointError> {

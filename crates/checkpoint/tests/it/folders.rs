@@ -52,7 +52,14 @@ fn a_folder_shows_its_class_components_options_and_tensors() {
     assert_eq!(checkpoint.class("text_encoder_3"), None);
     assert_eq!(checkpoint.options().unread(), ["boundary_ratio", "is_distilled"]);
     assert!(checkpoint.options().bool_or("is_distilled", false).unwrap());
-    assert_eq!(checkpoint.config("scheduler").unwrap().f64("shift").unwrap(), 3.0);
+    assert_eq!(
+        checkpoint
+            .config("scheduler")
+            .unwrap()
+            .f64_or("shift", 1.0)
+            .unwrap(),
+        3.0
+    );
     let config = checkpoint.config("transformer").unwrap();
     assert_eq!(config.usize("num_layers").unwrap(), 2);
     config.deny_unread(&[]).unwrap();
@@ -256,7 +263,7 @@ fn no_json_whatever_causes_a_panic() {
                 let _ = (
                     config.opt_f64(key),
                     config.opt_usize(key),
-                    config.usize_or_list(key, 2),
+                    config.usizes(key),
                     config.strs(key),
                 );
             }
