@@ -2,7 +2,7 @@
 
 use crate::serve::Home;
 use denoised_link::{ControlInput, ControlReceiver, EventSender, Interrupter, LinkError};
-use denoised_os::Deadline;
+use denoised_os::{Deadline, process::exit_at_once};
 use denoised_types::{CallId, Epoch, ExitCode, Failure, FailureCode, Rank, RequestId};
 use denoised_wire::{Command, Event, Header, PROTOCOL_VERSION, decode_command, encode_event, split_header};
 use std::{
@@ -175,6 +175,8 @@ pub(crate) fn serve_control(
             Err(error) => {
                 // A damaged message is dropped: it has no readable call to answer to.
                 tracing::warn!(%error, "control lane");
+                // What the kernel refuses now it may refuse for ever.
+                std::thread::sleep(FINISHING_WAIT);
             }
         }
     }
@@ -220,10 +222,7 @@ fn end_process_unless_finished(shared: &Shared) {
         std::thread::sleep(FINISHING_WAIT);
     }
     if !shared.is_finished() {
-        #[expect(
-            clippy::exit,
-            reason = "the runner may be stuck in a computation that nothing else can end"
-        )]
-        std::process::exit(ExitCode::Worker as i32);
+        // The runner may be stuck in a computation, or in a driver, that nothing else can end.
+        exit_at_once(ExitCode::Worker as u8);
     }
 }
