@@ -19,7 +19,7 @@ use crate::{
 };
 use denoised_os::{Deadline, memory_budget, signal::EndSignals, socket::Channel};
 use denoised_ring::{
-    ArenaBlock, ArenaError, ArenaHolder, ArenaOwner, ArenaRef, Board, Canceller, DoorbellWaiter, Reader,
+    ArenaBlock, ArenaError, ArenaHolder, ArenaOwner, ArenaRef, Board, Canceller, Doorbell, DoorbellWaiter, Reader,
     RingError, RingMemory, Wait, Writer,
 };
 use denoised_types::{Epoch, Rank, WorkerConfig};
@@ -203,7 +203,7 @@ pub fn attach(socket: Channel, signals: Option<EndSignals>) -> Result<WorkerEnd,
     let reader = RingMemory::attach(take(FdUse::CommandRing)?)?.reader(rank_idx)?;
     let holder = ArenaHolder::attach(take(FdUse::CommandArena)?, rank_idx)?;
     let doorbell = Board::attach(take(FdUse::EventDoorbell)?)?.doorbell();
-    let writer = RingMemory::attach(take(FdUse::EventRing)?)?.writer(Some(doorbell))?;
+    let writer = RingMemory::attach(take(FdUse::EventRing)?)?.writer(None)?;
     let arena = ArenaOwner::attach(take(FdUse::EventArena)?)?;
     let inline_limit_bytes = (hello.inline_limit_bytes as usize).min(LinkSpec::MAX_INLINE_LIMIT_BYTES);
     let data = RingData {
@@ -214,6 +214,7 @@ pub fn attach(socket: Channel, signals: Option<EndSignals>) -> Result<WorkerEnd,
         rank: hello.rank,
     };
     let events = RingEventSender {
+        doorbell,
         limit_bytes: arena.spec().data_bytes(),
         sender: Mutex::new(Parts {
             writer,
@@ -428,6 +429,8 @@ impl DataSender for RingCommands {
 /// A worker's way up.
 #[derive(Debug)]
 struct RingEventSender {
+    /// Rung by hand, since not every event is worth waking the executor.
+    doorbell: Doorbell,
     limit_bytes: usize,
     /// Held for one slice at a time, so that the control thread gets its answers through while the runner waits.
     sender: Mutex<Parts>,
@@ -449,7 +452,7 @@ impl EventSender for RingEventSender {
         let plan = lock(&self.sender).plan(message, blobs)?;
         let parts: Vec<&[u8]> = std::iter::once(message).chain(blobs.iter().copied()).collect();
         let mut allocate = |len: usize, slice: Deadline| lock(&self.arena).allocate(len, slice);
-        let mut places = place(
+        let places = place(
             &plan,
             &parts,
             self.limit_bytes,
@@ -458,10 +461,37 @@ impl EventSender for RingEventSender {
             &mut *idle,
             &mut allocate,
         )?;
+        self.write(&parts, places, deadline, idle)?;
+        self.doorbell.ring();
+        Ok(())
+    }
+
+    fn send_quietly(&self, message: &[u8], deadline: Deadline, idle: Idle<'_>) -> Result<(), LinkError> {
+        if lock(&self.sender).plan(message, &[])? != [true] {
+            return self.send(message, &[], deadline, idle);
+        }
+        self.write(&[message], vec![Place::Inline], deadline, idle)
+    }
+}
+
+impl RingEventSender {
+    /// Writes the record; an executor that sleeps beside a full ring is woken.
+    fn write(
+        &self,
+        parts: &[&[u8]],
+        places: Vec<Place>,
+        deadline: Deadline,
+        idle: Idle<'_>,
+    ) -> Result<(), LinkError> {
+        let mut places = places;
         // The executor is holder 0 of an event arena.
         let to = RankSet::one(Rank(0));
-        in_slices(deadline, idle, |slice| {
-            Ok(lock(&self.sender).write(to, &parts, &mut places, slice)?)
+        let mut ring_and_idle = || {
+            self.doorbell.ring();
+            idle()
+        };
+        in_slices(deadline, &mut ring_and_idle, |slice| {
+            Ok(lock(&self.sender).write(to, parts, &mut places, slice)?)
         })
     }
 }
@@ -580,8 +610,11 @@ impl EventReceiver for RingEvents {
             wait,
             interrupted,
         } = self;
+        let mut is_first_look = true;
         let found = waiter.wait(*wait, deadline, || {
-            if ranks.iter_mut().any(RankEvents::is_ready) {
+            // What was not announced by a ring must not end a sleep, or it would look like a ring that got lost.
+            let is_first = std::mem::replace(&mut is_first_look, false);
+            if ranks.iter_mut().any(RankEvents::is_ready) && (is_first || !deadline.has_passed()) {
                 return Some(Waiting::Ready);
             }
             // Read before it is written: the flag is looked at in a spin loop, and rarely set.
@@ -632,7 +665,8 @@ fn parse(record: &[u8], holder: &ArenaHolder) -> Result<Received, LinkError> {
             })?)
         };
         if message.is_none() {
-            message = Some(part);
+            // Copied if it lies in the arena: its sender must not be able to change it while it is decoded.
+            message = Some(Blob::owned(part.into_vec()));
         } else {
             parts.push(part);
         }
