@@ -524,7 +524,8 @@ fn carry_out_orders(shared: &Shared, limit: Duration) -> bool {
         let Some(order) = shared.lock().orders.pop_front() else {
             break;
         };
-        let until = Instant::now() + limit;
+        let now = Instant::now();
+        let until = now.checked_add(limit).unwrap_or(now + IDLE_WAIT);
         match order {
             Order::Dispatch(wave) => {
                 let wave_id = wave.wave_id;
