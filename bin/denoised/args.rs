@@ -1,6 +1,6 @@
 //! The command line: names, defaults, ranges and help texts. Says nothing about how anything is done.
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, ArgGroup, Args, Parser, Subcommand};
 use denoised_types::GenerateRequest;
 use std::path::PathBuf;
 
@@ -54,8 +54,8 @@ const VERIFY_HELP: &str = "\
 CASE is a folder with model/, reference.json and reference.safetensors, as
 scripts/reference/make_reference.py writes them. The case runs once per rank at the same time: first
 from the initial latents that the reference gives, then from its seed. Every tensor is compared by
-relative L2 error, integers exactly, and its SHA-256 must be the same on all ranks. Exit code 0 only if
-every tensor of both sides is matched, of the same shape, finite and within its limit.";
+relative L2 error, integers exactly, and its SHA-256 must be the same on all ranks. Exit code 0 only
+if every tensor of both sides is matched, of the same shape, finite and within its limit.";
 
 /// Diffusion models through worker processes.
 ///
@@ -66,7 +66,7 @@ every tensor of both sides is matched, of the same shape, finite and within its 
 #[command(after_help = AFTER_HELP, after_long_help = format!("{EXAMPLES}\n{EXIT_CODES}"))]
 pub(crate) struct Cli {
     /// Log more to stderr: -v info, -vv debug, -vvv trace
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = 900)]
     pub(crate) verbose: u8,
 
     #[command(subcommand)]
@@ -81,7 +81,7 @@ pub(crate) enum Command {
     /// Compare a model with a stored reference case, tensor by tensor
     #[command(after_long_help = format!("{VERIFY_HELP}\n\n{EXIT_CODES}"))]
     Verify(VerifyArgs),
-    /// Measure the message paths on this machine
+    /// Measure message paths, denoise steps and memory on this machine
     Bench(BenchArgs),
 }
 
@@ -100,23 +100,24 @@ pub(crate) struct WorldArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
-    /// Device of every worker: `cpu`, `cuda` or `cuda:N`
+    /// Device of every worker; this version has `cpu`
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: String,
 
-    /// Dtype of the computation: `f32`, `bf16`, `f16`
+    /// Dtype of the computation; device `cpu` has `f32`
     #[arg(long, value_name = "NAME", default_value = "f32")]
     pub(crate) dtype: String,
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("text").required(true).args(["prompt", "prompts"])))]
 pub(crate) struct GenerateArgs {
     /// What to draw; may be empty
-    #[arg(value_name = "PROMPT", required_unless_present = "prompts")]
+    #[arg(value_name = "PROMPT")]
     pub(crate) prompt: Option<String>,
 
     /// Take the prompts from a file, one per line; `-` is standard input
-    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) prompts: Option<PathBuf>,
 
     /// PNG file to write; `-` is standard output (one picture only)
@@ -191,7 +192,7 @@ pub(crate) struct BenchArgs {
     pub(crate) what: BenchWhat,
 
     /// The figures as one JSON object instead of text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 800)]
     pub(crate) json: bool,
 }
 
@@ -226,10 +227,10 @@ pub(crate) struct BenchModelArgs {
     pub(crate) size: Option<(u32, u32)>,
 
     /// Guidance scale; above 1 each step computes two predictions [default: the model's]
-    #[arg(long, value_name = "G", value_parser = parse_guidance)]
+    #[arg(long, value_name = "G", value_parser = parse_guidance, allow_negative_numbers = true)]
     pub(crate) guidance: Option<f32>,
 
-    /// Steps that are run and measured, after one that is not
+    /// Steps that are measured; `bench step` runs one more before them
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=900))]
     pub(crate) steps: u32,
 
