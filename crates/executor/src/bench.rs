@@ -17,6 +17,9 @@ pub use denoised_ring::bench::Times;
 const ARGS: [u8; 64] = [7; 64];
 /// Calls before the first one that counts.
 const N_WARM_UP: u32 = 200;
+/// Steps that are reported in one go, and how often: less than a second each.
+const N_STEPS_PER_CALL: u32 = 250;
+const N_STEP_CALLS: u32 = 4;
 /// No call takes longer unless something is broken.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// How long workers settle before they count as idle.
@@ -86,6 +89,8 @@ pub struct Report {
     pub futex_round_trip: Times,
     /// Spinning with one worker (more do not own a core each on a small machine), then sleeping worlds by size.
     pub calls: Vec<CallTimes>,
+    /// What reporting a step to a sleeping executor costs the worker: the executor's part in a denoise step of a wave.
+    pub step_report: Times,
     /// Workers that were watched while idle.
     pub n_idle_workers: u16,
     /// Share of one core that they took together.
@@ -127,6 +132,7 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         line_round_trip: raw.line_round_trip,
         futex_round_trip: raw.futex_round_trip,
         calls,
+        step_report: on_own_thread(|| step_report(plan))?,
         n_idle_workers: plan.n_idle_workers,
         idle_core_share: idle_core_share(plan)?,
     })
@@ -191,6 +197,26 @@ fn call_times(plan: &Plan, n_workers: u16, is_spinning: bool) -> Result<CallTime
         is_spinning,
         times: times_of(times_ns),
     })
+}
+
+/// What the worker's own clock says of its reports.
+fn step_report(plan: &Plan) -> Result<Times, ExecutorError> {
+    let executor = start(plan, 1, SpinPolicy::Never)?;
+    let n_steps = N_STEPS_PER_CALL.to_string();
+    let mut times_ns = Vec::new();
+    for _ in 0..N_STEP_CALLS {
+        let deadline = Instant::now() + CALL_LIMIT;
+        for reply in executor.call("step_cost", n_steps.as_bytes(), CallTarget::All, deadline)? {
+            let chunks = reply.bytes.chunks_exact(8);
+            times_ns.extend(chunks.map(|ns| {
+                ns.iter()
+                    .rev()
+                    .fold(0u64, |sum, &byte| sum << 8 | u64::from(byte))
+            }));
+        }
+    }
+    executor.shutdown(CALL_LIMIT);
+    Ok(times_of(times_ns))
 }
 
 fn idle_core_share(plan: &Plan) -> Result<f64, BenchError> {

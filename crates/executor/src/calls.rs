@@ -144,12 +144,15 @@ impl MethodCall {
 
     /// Takes a rank's answer; false if none was expected.
     pub(crate) fn route(&mut self, rank: Rank, event: Event, received: &mut Received) -> bool {
-        let Event::CallDone { outcome } = event else {
-            return false;
-        };
         if !self.silent().contains(rank) {
             return false;
         }
+        let outcome = match event {
+            Event::CallDone { outcome } => outcome,
+            // A method may show that it gets on; nobody asked.
+            Event::Step { .. } => return true,
+            _ => return false,
+        };
         let reply = outcome.and_then(|blob| match blob {
             None => Ok(Vec::new()),
             Some(blob) => received.take_blob(blob).ok_or_else(|| {

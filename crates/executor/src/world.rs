@@ -45,6 +45,8 @@ const MAX_QUEUED_EVENTS: usize = 65_536;
 /// Most times in a row that the event path is drained for ranks that have ended. Each time takes a thousand events of each rank, so
 /// this is more than a ring of the largest size holds.
 const MAX_DRAINS: usize = 1 << 15;
+/// How old the news of a step may be: workers do not wake the executor for it. Ends and answers come at once.
+const PROGRESS_DELAY: Duration = Duration::from_millis(20);
 /// How long after a request's deadline the executor gives its worker to report it by itself.
 const DEADLINE_GRACE: Duration = Duration::from_millis(500);
 
@@ -512,7 +514,7 @@ impl World {
         let mut role = Role::None;
         let mut has_looked = false;
         loop {
-            {
+            let has_waves = {
                 let mut state = self.lock();
                 let found = check(&mut state);
                 if found.is_some() || (has_looked && until.has_passed()) {
@@ -542,8 +544,11 @@ impl World {
                         role = Role::Parked;
                     }
                 }
-            }
+                state.calls.values().any(|call| matches!(call, Call::Wave(_)))
+            };
             match role {
+                // Steps of waves are sent without waking anybody.
+                Role::Pumper if has_waves => self.pump(until.earlier(Deadline::after(PROGRESS_DELAY))),
                 Role::Pumper => self.pump(until),
                 Role::Parked | Role::None => std::thread::park_timeout(until.remaining()),
             }
@@ -558,9 +563,10 @@ impl World {
             std::thread::sleep(Duration::from_micros(20));
         }
         let mut events = self.lock_events();
-        if events.wait(until) == Waiting::Ready {
-            self.drain(&mut **events, self.all);
-        }
+        match events.wait(until) {
+            Waiting::Ready | Waiting::TimedOut => self.drain(&mut **events, self.all),
+            Waiting::Interrupted => 0,
+        };
     }
 
     /// Routes what has arrived, from a thread that is not the pumper.

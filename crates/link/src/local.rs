@@ -374,9 +374,32 @@ impl EventSender for LocalEventSender {
         idle: Idle<'_>,
     ) -> Result<(), LinkError> {
         check_size(message, blobs, self.limit_bytes, "event_arena_bytes")?;
-        self.queue.push(received(message, blobs), deadline, idle)?;
+        self.push(message, blobs, deadline, idle)?;
         self.doorbell.ring();
         Ok(())
+    }
+
+    fn send_quietly(&self, message: &[u8], deadline: Deadline, idle: Idle<'_>) -> Result<(), LinkError> {
+        check_size(message, &[], self.limit_bytes, "event_arena_bytes")?;
+        self.push(message, &[], deadline, idle)
+    }
+}
+
+impl LocalEventSender {
+    /// Queues the message; an executor that sleeps beside a full queue is woken.
+    fn push(
+        &self,
+        message: &[u8],
+        blobs: &[&[u8]],
+        deadline: Deadline,
+        idle: Idle<'_>,
+    ) -> Result<(), LinkError> {
+        let mut ring_and_idle = || {
+            self.doorbell.ring();
+            idle()
+        };
+        self.queue
+            .push(received(message, blobs), deadline, &mut ring_and_idle)
     }
 }
 
@@ -407,8 +430,11 @@ impl EventReceiver for LocalEvents {
             wait,
             interrupted,
         } = self;
+        let mut is_first_look = true;
         let found = waiter.wait(*wait, deadline, || {
-            if !queue.is_empty() {
+            // What was not announced by a ring must not end a sleep, or it would look like a ring that got lost.
+            let is_first = std::mem::replace(&mut is_first_look, false);
+            if !queue.is_empty() && (is_first || !deadline.has_passed()) {
                 return Some(Waiting::Ready);
             }
             (interrupted.load(Ordering::Acquire) && interrupted.swap(false, Ordering::AcqRel))

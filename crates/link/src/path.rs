@@ -160,6 +160,13 @@ pub trait EventSender: Send + Sync + fmt::Debug {
         deadline: Deadline,
         idle: Idle<'_>,
     ) -> Result<(), LinkError>;
+
+    /// Sends a short message that may be seen a little later: a sleeping executor is not woken, which costs more than all the rest.
+    /// It looks by itself now and then while it expects such messages, and finds it with the next one that wakes it.
+    ///
+    /// # Errors
+    /// As [`DataSender::send`].
+    fn send_quietly(&self, message: &[u8], deadline: Deadline, idle: Idle<'_>) -> Result<(), LinkError>;
 }
 
 /// Sends the messages of a starting worker.
@@ -190,6 +197,7 @@ pub trait EventReceiver: Send + fmt::Debug {
     /// The rank whose path is damaged; the other ranks' events are still received.
     fn drain(&mut self, sink: &mut dyn FnMut(Rank, Received)) -> Result<usize, (Rank, LinkError)>;
 
-    /// Waits until there is an event. Spins first where the policy says so.
+    /// Waits until there is an event. Spins first where the policy says so. Events that were sent quietly end the wait only if they are
+    /// there at its beginning; drain after a timeout too where they are expected.
     fn wait(&mut self, deadline: Deadline) -> Waiting;
 }

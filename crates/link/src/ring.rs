@@ -19,8 +19,8 @@ use crate::{
 };
 use denoised_os::{Deadline, memory_budget, signal::EndSignals, socket::Channel};
 use denoised_ring::{
-    ArenaBlock, ArenaError, ArenaHolder, ArenaOwner, ArenaRef, Board, Canceller, Doorbell, DoorbellWaiter, Reader,
-    RingError, RingMemory, Wait, Writer,
+    ArenaBlock, ArenaError, ArenaHolder, ArenaOwner, ArenaRef, Board, Canceller, Doorbell, DoorbellWaiter,
+    Reader, RingError, RingMemory, Wait, Writer,
 };
 use denoised_types::{Epoch, Rank, WorkerConfig};
 use denoised_wire::{FdUse, Hello};

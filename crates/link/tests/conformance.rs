@@ -91,6 +91,7 @@ conformance!(
     control_messages_are_an_order_of_their_own,
     a_worker_hears_that_the_executor_is_gone,
     many_threads_send_events,
+    quiet_events_wake_nobody_and_are_not_lost,
     the_hello_is_what_was_said,
 );
 
@@ -429,6 +430,62 @@ fn many_threads_send_events((mut executor, worker): (ExecutorEnd, WorkerEnd)) {
                 next[thread_idx] += 1;
             });
             drained.unwrap();
+        }
+    });
+}
+
+fn quiet_events_wake_nobody_and_are_not_lost((mut executor, worker): (ExecutorEnd, WorkerEnd)) {
+    let drained = |executor: &mut ExecutorEnd| {
+        let mut seen = Vec::new();
+        executor
+            .events
+            .drain(&mut |_, received| seen.push(received.message.to_vec()))
+            .unwrap();
+        seen
+    };
+    // There at the beginning.
+    worker.events.send_quietly(b"first", late(), &mut on).unwrap();
+    assert_eq!(executor.events.wait(late()), Waiting::Ready);
+    assert_eq!(drained(&mut executor), [b"first"]);
+    for _ in 0..3 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                worker.events.send_quietly(b"quiet", late(), &mut on).unwrap();
+            });
+            // A loaded machine may be late to sleep, and then finds it there.
+            let begin = Instant::now();
+            let waited = executor.events.wait(Deadline::after_ms(200));
+            assert!(
+                waited == Waiting::Ready || begin.elapsed() >= Duration::from_millis(200),
+                "{waited:?}"
+            );
+        });
+        assert_eq!(drained(&mut executor), [b"quiet"]);
+    }
+    // One that wakes brings the others along, in order.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            worker.events.send_quietly(b"quiet", late(), &mut on).unwrap();
+            worker.events.send(b"loud!", &[], late(), &mut on).unwrap();
+        });
+        assert_eq!(executor.events.wait(late()), Waiting::Ready);
+    });
+    assert_eq!(drained(&mut executor), [b"quiet", b"loud!"]);
+    // A full path wakes whoever can empty it.
+    let message = [3; 5000];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..1000 {
+                worker.events.send_quietly(&message, late(), &mut on).unwrap();
+            }
+        });
+        let mut n_received = 0;
+        while n_received < 1000 {
+            // The last ones do not fill the path.
+            executor.events.wait(Deadline::after_ms(1000));
+            n_received += drained(&mut executor).len();
         }
     });
 }

@@ -341,6 +341,12 @@ impl Runner<'_> {
             let text = format!("the arguments of method `{method}` did not come with it");
             return self.answer(call_id, Err(Failure::new(FailureCode::Protocol, text)));
         };
+        if method == methods::STEP_COST {
+            self.counts.n_calls += 1;
+            let times =
+                methods::step_cost(args, &mut self.reporter(call_id)).map_err(|error| lost(&error))?;
+            return self.answer(call_id, Ok(Some(times)));
+        }
         let (counts, program) = (self.counts, &mut self.program);
         let called = catch_unwind(AssertUnwindSafe(|| {
             methods::call(counts, method, args).or_else(|| program.call(method, args))

@@ -36,12 +36,20 @@ impl Reporter<'_> {
         shared
             .events
             .send(&message, blobs, Deadline::after(*limit), &mut || {
-                inbox.take_in();
-                if shared.stop() == Stop::Gone {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
+                while_waiting(shared, inbox)
+            })
+    }
+
+    /// As [`Reporter::send`], for progress that may be seen a little later: a computation is not held up by waking the executor.
+    pub(crate) fn send_quietly(&mut self, event: &Event) -> Result<(), LinkError> {
+        let message = self.shared.encode(self.call_id, event);
+        let Self {
+            shared, inbox, limit, ..
+        } = self;
+        shared
+            .events
+            .send_quietly(&message, Deadline::after(*limit), &mut || {
+                while_waiting(shared, inbox)
             })
     }
 
@@ -57,6 +65,16 @@ impl Reporter<'_> {
             }
         }
         self.send(event, &vec![&[][..]; blobs.len()])
+    }
+}
+
+/// What a rank does while an event waits for room.
+fn while_waiting(shared: &Shared, inbox: &mut Inbox) -> ControlFlow<()> {
+    inbox.take_in();
+    if shared.stop() == Stop::Gone {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
     }
 }
 
@@ -164,15 +182,14 @@ impl WaveSink for Sink<'_> {
     }
 
     fn step(&mut self, request_id: RequestId, n_done: u32, n_steps: u32) {
-        self.send(
-            request_id,
-            &Event::Step {
+        if self.lost.is_none() {
+            let step = Event::Step {
                 request_id,
                 n_done,
                 n_steps,
-            },
-            &[],
-        );
+            };
+            self.lost = self.reporter.send_quietly(&step).err();
+        }
         self.reporter.inbox.take_in();
     }
 
