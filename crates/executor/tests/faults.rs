@@ -122,8 +122,7 @@ fn d1_a_worker_that_dies_idle_is_noticed_and_named() {
         (failure.code, failure.rank),
         (FailureCode::WorkerLost, Some(Rank(1)))
     );
-    // TERM is a polite request: the worker cleans up and exits with code 0, which nobody asked for.
-    assert!(failure.message.contains("exited with code 0"), "{failure}");
+    assert!(failure.message.contains("15 (SIGTERM)"), "{failure}");
     assert_eq!(failure.phase.as_deref(), Some("idle"));
     let report = executor.shutdown(soon());
     assert_eq!(report.ranks[1].means, "already dead");

@@ -646,6 +646,47 @@ fn a_worker_that_exits_with_0_is_lost_all_the_same() {
 }
 
 #[test]
+fn a_worker_that_somebody_terminates_says_so_and_cleans_up() {
+    let _watchdog = watchdog("terminated");
+    let folder = tempfile::tempdir().unwrap();
+    let script = Script {
+        cleanup_marker: Some(folder.path().join("clean")),
+        ..Script::with_steps_of(10)
+    };
+    let mut options = options(2, &script);
+    // Time for the clean-up, also on a busy machine.
+    options.limits.fence = soon();
+    let executor = start(options);
+    executor
+        .dispatch(wave(1, &[1], &[(1, request(1, 1000))]), late())
+        .unwrap();
+    let mut events = executor.wait_events(late());
+    kill("TERM", &executor.world().pids[1..]);
+    while !matches!(events.last(), Some(ExecutorEvent::WorldFailed(_))) {
+        events.extend(executor.wait_events(late()));
+    }
+    let ends: Vec<&Failure> = events
+        .iter()
+        .filter_map(|event| match event {
+            ExecutorEvent::RequestDone { outcome, .. } => outcome.as_ref().err(),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ends.len(), 1, "{events:?}");
+    assert_eq!(
+        (ends[0].code, ends[0].rank),
+        (FailureCode::WorkerLost, Some(Rank(1))),
+        "{}",
+        ends[0]
+    );
+    assert!(ends[0].message.contains("signal 15 (SIGTERM)"), "{}", ends[0]);
+    let report = executor.shutdown(soon());
+    assert_eq!(report.ranks[1].status, "exited with code 0");
+    let cleaned = std::fs::read_to_string(folder.path().join("clean")).unwrap();
+    assert!(cleaned.contains("rank 1"), "{cleaned}");
+}
+
+#[test]
 fn a_worker_without_standard_error_serves_and_dies_like_any_other() {
     let _watchdog = watchdog("no stderr");
     let mut options = options(2, &Script::with_steps_of(1));

@@ -1,7 +1,7 @@
 //! The ends of a link, as traits: what `ring` and `local` both are.
 
 use crate::{LinkError, RankSet, Received};
-use denoised_os::Deadline;
+use denoised_os::{Deadline, signal::Signal};
 use denoised_types::Rank;
 use denoised_wire::{BootUp, Hello};
 use std::{
@@ -129,8 +129,8 @@ pub enum ControlInput {
     Message(Vec<u8>),
     /// What rank 0 published, for a starting worker.
     Shared(Option<OwnedFd>),
-    /// The process was asked to end.
-    Terminate,
+    /// The process was asked to end, by this signal.
+    Terminate(Signal),
     /// The executor is gone.
     Gone,
 }

@@ -141,8 +141,10 @@ impl ControlReceiver for WorkerSocket {
             let mut fds = vec![self.channel.as_fd()];
             fds.extend(self.signals.as_ref().map(AsFd::as_fd));
             let ready = wait_readable(&fds, deadline).map_err(refused)?;
-            if ready.get(1) == Some(&true) && self.signals.as_ref().is_some_and(|s| !s.take().is_empty()) {
-                return Ok(ControlInput::Terminate);
+            if ready.get(1) == Some(&true)
+                && let Some(signal) = self.signals.as_ref().and_then(|signals| signals.take().pop())
+            {
+                return Ok(ControlInput::Terminate(signal));
             }
             match self.channel.receive(Deadline::PASSED) {
                 Ok(received) => match received.bytes.split_first() {

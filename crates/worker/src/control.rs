@@ -21,8 +21,8 @@ use std::{
 const LONG_WAIT: Duration = Duration::from_secs(3600);
 /// While a stopped rank finishes, the control thread looks for its end this often.
 const FINISHING_WAIT: Duration = Duration::from_millis(20);
-/// How long a pong may wait for room.
-const PONG_LIMIT: Duration = Duration::from_secs(1);
+/// How long an event of the control thread may wait for room.
+const TELL_LIMIT: Duration = Duration::from_secs(1);
 /// How long a process whose executor is gone may take to end by itself.
 const GONE_GRACE: Duration = Duration::from_millis(500);
 /// Most requests that are remembered as cancelled; far more than a world has under way.
@@ -129,6 +129,17 @@ impl Shared {
         self.cancelled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sends an event from the control thread.
+    fn tell(&self, call_id: CallId, event: &Event) {
+        let message = self.encode(call_id, event);
+        // An executor that does not read its events finds the rank silent, which is the truth.
+        let _ = self
+            .events
+            .send(&message, &[], Deadline::after(TELL_LIMIT), &mut || {
+                ControlFlow::Continue(())
+            });
+    }
+
     /// An encoded event of this rank.
     pub(crate) fn encode(&self, call_id: CallId, event: &Event) -> Vec<u8> {
         let header = Header {
@@ -163,7 +174,14 @@ pub(crate) fn serve_control(
                 // A runner that does not wait for weights has no use for them.
                 let _ = weights.send(fd);
             }
-            Ok(ControlInput::Terminate) => shared.ask_to_stop(Stop::Asked),
+            Ok(ControlInput::Terminate(signal)) => {
+                // Before the runner refuses what it has under way, so that this is the first cause. An executor that sent the signal
+                // itself is not interested.
+                let text = format!("the worker was asked to end by signal {signal}");
+                let failure = Failure::new(FailureCode::WorkerLost, text).on_rank(shared.rank);
+                shared.tell(CallId(0), &Event::Dying(failure));
+                shared.ask_to_stop(Stop::Asked);
+            }
             Ok(ControlInput::Gone) => {
                 shared.ask_to_stop(Stop::Gone);
                 if home == Home::Process {
@@ -206,13 +224,7 @@ fn obey(shared: &Shared, message: &[u8]) {
             }
         }
     };
-    let message = shared.encode(header.call_id, &answer);
-    // An executor that does not read its events finds the rank silent, which is the truth.
-    let _ = shared
-        .events
-        .send(&message, &[], Deadline::after(PONG_LIMIT), &mut || {
-            ControlFlow::Continue(())
-        });
+    shared.tell(header.call_id, &answer);
 }
 
 /// The executor is gone: nobody would stop this process any more (R5).
