@@ -4,6 +4,9 @@
 //! 2. The pieces between are normalized: NFC, white space to one space, lower case; special tokens with `normalized: true` are cut out.
 //! 3. The rest is split into contractions, runs of letters, single digits and runs of other characters; white space is dropped.
 //! 4. A word's bytes become printable characters, the last with `</w>`, which the ranked merges join.
+//!
+//! Which characters combine (2) and which are letters (3) depends on the version of Unicode. The workspace pins the two crates of
+//! tables to the versions of the tokenizers library; with newer ones a character assigned since then gives other ids.
 
 use crate::ModelError;
 use denoised_checkpoint::{Config, Folder};

@@ -25,6 +25,9 @@ TEXTS = [
     "\"quoted\" 'single' “curly” ‘single’ — – …", "<|startoftext|>", "<|endoftext|>", "<|STARTOFTEXT|> and <|EndOfText|>", "a<|endoftext|>b <|endoftext|>", "!<|startoftext|>!",
     "<|startoftext", "<|endoftext|", "<|<|endoftext|>|>", "<|startofTEXT|><|endoftext|>", "!!", "cat!", "! cat !dog! 'll!", "a</w>b </w>", "Ġhello Ċ Â", "\u0142\u0130\u0149\ufb01\u1e9e",
     "the quick brown fox jumps over the lazy dog " * 12, "x" * 400, "the" * 90, "!" * 100, "1" * 100, "' " * 60, "é" * 120, "\U0001f600" * 40,
+    # Characters younger than the tables of the tokenizers library: its letters are those of Unicode 16, its NFC is that of Unicode 9.
+    *(f"x{c}-{c}y" for c in "\u089b\u1c89\u208f\u209e\ua7cb\ua7ce\U00010940\U00016ea0\U00018df2\U000323af\U000323b0\U0003d000"),
+    "x\u1acb\u1ac4\u0316", "\u1ac3\u1ad0\u1abe\u1afb\u1add", "x\u0301\U00010efd", "x\u0300\u0897\u0323", "\U000105d2\u0307", "\U00011382\U000113c9",
     "A red fox, sitting on the green grass (photo, 4k) - it's 7 o'clock!", "#version: 0.2", "\u0300\u0301abc", "\u00aa\u00ba \u02b0 \u3007 \u24d0 \u2160",
 ]
 
