@@ -1,18 +1,15 @@
-//! [`CpuBackend`]: what each op accepts. Checks first, then one call into the kernels.
+//! [`CpuBackend`]: each op as one check (`check`, or here where it is short) and one call into the kernels.
 
 use crate::{
-    Context, Isa,
-    attention::{self, Attention, Bias},
-    conv::{self, Walk},
+    Context, Isa, attention, check, conv,
     elementwise::{
         self, Activate, Add, Affine, CopyElements, Fill, Gated, GatedAdd, Guide, Loops, Multiply, Step,
         ToUnit,
     },
-    gemm::{self, Finish, MatrixRows},
-    lookup::{self, Rope},
+    gemm, lookup,
     memory::{CpuBuffer, Memory},
-    norm::{self, GroupNorm, LayerNorm, RmsNorm},
-    operand::{Operands, Ptr, View, ensure, shape_error},
+    norm,
+    operand::{Operands, View, ensure, shape_error},
     simd::with_isa,
     threads::{MAX_THREADS, Pool},
     weights::{self, Operator},
@@ -21,7 +18,7 @@ use crate::{
 use denoised_tensor::{
     Activation, AttentionSpec, Backend, ConvSpec, DType, DeviceInfo, Epilogue, GateOrder, MemoryStats,
     Modulation, PatchOrder, PrepareInput, Prepared, Result, RopeStyle, StepArgs, Tensor, TensorError,
-    TimestepSpec, Weight, WeightKind, WeightSpec,
+    TimestepSpec, Weight, WeightSpec,
 };
 use std::rc::Rc;
 
@@ -33,7 +30,7 @@ pub struct CpuOptions {
     /// Instruction set; the best one of this processor if `None`.
     pub isa: Option<Isa>,
     /// Whether 3x3 convolutions of stride 1 go through Winograd's transforms: about three times as fast, with four times the memory for
-    /// their weights and a larger rounding error (relative L2 4e-6 instead of 8e-7 per layer). All ranks of a host must agree on it.
+    /// their weights and a larger rounding error (relative L2 4e-6 instead of 9e-7 per layer). All ranks of a host must agree on it.
     pub winograd: bool,
 }
 
@@ -103,47 +100,8 @@ impl CpuBackend {
         Operands {
             op,
             memory: &self.memory,
+            isa: self.isa,
         }
-    }
-
-    /// The finish of a product or convolution whose output is `out` (`n` columns, not yet checked against `inputs`).
-    fn finish(
-        &self,
-        operands: Operands<'_>,
-        epilogue: &Epilogue<'_>,
-        out: &Tensor,
-        x: &Tensor,
-    ) -> Result<Finish> {
-        let op = operands.op;
-        let mut inputs = vec![("x", x, false)];
-        inputs.extend(epilogue.gate.map(|gate| ("gate", gate, false)));
-        inputs.extend(epilogue.residual.map(|residual| ("residual", residual, true)));
-        let view = operands.output::<f32>(out, &inputs)?;
-        let n = view.n_cols();
-        let n_batch = if view.n_dims() > 1 { view.dim(0) } else { 1 };
-        let bias = match epilogue.bias {
-            Some(bias) => Some(weights::vector(op, "bias", bias, n, self.isa)?),
-            None => None,
-        };
-        let gate = match epilogue.gate {
-            Some(gate) => Some(per_batch(operands, "gate", gate, n_batch, n)?),
-            None => None,
-        };
-        let residual = match epilogue.residual {
-            Some(residual) => {
-                operands.same_dims("residual", residual.dims(), out.dims())?;
-                Some(operands.input::<f32>("residual", residual)?.rows())
-            }
-            None => None,
-        };
-        Ok(Finish {
-            bias,
-            activation: epilogue.activation,
-            gate,
-            rows_per_batch: view.shape.n_elements() / n / n_batch,
-            residual,
-            out: view.rows(),
-        })
     }
 
     /// An element-wise op whose inputs have the output's shape or broadcast to it; the first input may be the output.
@@ -180,25 +138,6 @@ impl CpuBackend {
         // SAFETY: both operands were checked above.
         with_isa!(self.isa, S => unsafe { loops.run::<S, _>(&self.context(), run_op) })
     }
-}
-
-/// `[batch, n]` or `[1, n]` as first row and distance of rows.
-fn per_batch(
-    operands: Operands<'_>,
-    name: &str,
-    tensor: &Tensor,
-    n_batch: usize,
-    n: usize,
-) -> Result<(Ptr<f32>, usize)> {
-    let view = operands.input::<f32>(name, tensor)?;
-    let fits = view.n_dims() == 2 && view.dim(1) == n && (view.dim(0) == n_batch || view.dim(0) == 1);
-    ensure(operands.op, fits, || {
-        format!(
-            "{name} is {:?}, expected [{n_batch}, {n}] or [1, {n}]",
-            tensor.dims()
-        )
-    })?;
-    Ok((view.start, if view.dim(0) == 1 { 0 } else { view.stride(0) }))
 }
 
 fn processor_name() -> String {
@@ -253,16 +192,12 @@ impl Backend for CpuBackend {
         ensure("download", out.len() == n_bytes, || {
             format!("{} bytes for {x:?}, expected {n_bytes}", out.len())
         })?;
-        let rows = View {
-            start: Ptr(view.start.get()),
-            ..view
-        }
-        .rows();
+        let rows = view.rows();
         let row_bytes = view.n_cols() * size;
         for (row_idx, to) in out.chunks_exact_mut(row_bytes).enumerate() {
-            let offset = rows.row(row_idx).addr() - view.start.get().addr();
-            let from = view.start.at(offset * size);
-            // SAFETY: the row lies in the view; strides counted elements, hence the factor.
+            // Strides count elements, hence the factor.
+            let from = view.start.at(rows.offset(row_idx) * size);
+            // SAFETY: the row lies in the view, and `to` is as long.
             unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), row_bytes) };
         }
         Ok(())
@@ -298,30 +233,7 @@ impl Backend for CpuBackend {
     }
 
     fn linear(&self, x: &Tensor, w: &Weight, epilogue: &Epilogue<'_>, out: &Tensor) -> Result<()> {
-        let operands = self.operands("linear");
-        let op = operands.op;
-        let view = operands.input::<f32>("x", x)?;
-        let panels = match (weights::packed(op, w, self.isa)?, w.kind) {
-            (Operator::Packed(panels), WeightKind::Matrix) => panels,
-            _ => {
-                let detail = format!("weight is a {:?}, expected a matrix", w.kind);
-                return Err(TensorError::Operand { op, detail });
-            }
-        };
-        let leading = &x.dims()[..x.dims().len() - 1];
-        let fits = view.n_cols() == panels.k
-            && out.shape().last() == panels.n
-            && out.dims().len() == x.dims().len()
-            && &out.dims()[..leading.len()] == leading;
-        ensure(op, fits, || {
-            format!("x {:?} times {:?} to out {:?}", x.dims(), w.shape, out.dims())
-        })?;
-        let finish = self.finish(operands, epilogue, out, x)?;
-        let n_rows = view.shape.n_elements() / panels.k;
-        let source = MatrixRows {
-            rows: view.rows(),
-            k: panels.k,
-        };
+        let (source, n_rows, panels, finish) = check::linear(self.operands("linear"), x, w, epilogue, out)?;
         // SAFETY: all operands were checked above.
         with_isa!(self.isa, S => unsafe { gemm::multiply::<S, _>(&self.context(), source, n_rows, panels, finish) })
     }
@@ -334,49 +246,7 @@ impl Backend for CpuBackend {
         epilogue: &Epilogue<'_>,
         out: &Tensor,
     ) -> Result<()> {
-        let operands = self.operands("conv2d");
-        let op = operands.op;
-        let image = operands.input::<f32>("x", x)?;
-        let operator = weights::packed(op, w, self.isa)?;
-        if w.kind != (WeightKind::Conv { stride: spec.stride }) {
-            let detail = format!(
-                "weight is a {:?}, expected a convolution of stride {}",
-                w.kind, spec.stride
-            );
-            return Err(TensorError::Operand { op, detail });
-        }
-        let &[c_out, c_in, kernel_height, kernel_width] = &*w.shape else {
-            return shape_error(op, format!("weight {:?}", w.shape));
-        };
-        ensure(op, x.dims().len() == 4 && x.dim(3) == c_in, || {
-            format!("x is {:?}, expected [batch, h, w, {c_in}]", x.dims())
-        })?;
-        ensure(op, matches!(spec.upsample, 1 | 2), || {
-            format!("upsample is {}, expected 1 or 2", spec.upsample)
-        })?;
-        let [top, left, bottom, right] = spec.padding;
-        let extent = |side: usize, before: usize, after: usize, taps: usize| {
-            let padded = (side * spec.upsample).checked_add(before)?.checked_add(after)?;
-            Some(padded.checked_sub(taps)? / spec.stride + 1)
-        };
-        let out_height = extent(x.dim(1), top, bottom, kernel_height);
-        let out_width = extent(x.dim(2), left, right, kernel_width);
-        let (Some(out_height), Some(out_width)) = (out_height, out_width) else {
-            return shape_error(
-                op,
-                format!("{spec:?} of x {:?} with weight {:?}", x.dims(), w.shape),
-            );
-        };
-        operands.same_dims("out", out.dims(), &[x.dim(0), out_height, out_width, c_out])?;
-        let finish = self.finish(operands, epilogue, out, x)?;
-        let walk = Walk {
-            image,
-            spec: *spec,
-            kernel_height,
-            kernel_width,
-            out_height,
-            out_width,
-        };
+        let (walk, operator, finish) = check::conv2d(self.operands("conv2d"), x, w, spec, epilogue, out)?;
         let context = self.context();
         with_isa!(self.isa, S => match operator {
             // SAFETY: all operands were checked above.
@@ -394,68 +264,7 @@ impl Backend for CpuBackend {
         spec: &AttentionSpec<'_>,
         out: &Tensor,
     ) -> Result<()> {
-        let operands = self.operands("attention");
-        let op = operands.op;
-        let (q_view, k_view, v_view) = (
-            operands.input("q", q)?,
-            operands.input("k", k)?,
-            operands.input("v", v)?,
-        );
-        let mut inputs = vec![("q", q, false), ("k", k, false), ("v", v, false)];
-        inputs.extend(spec.bias.map(|bias| ("bias", bias, false)));
-        let out_view = operands.output(out, &inputs)?;
-        operands.same_dims("out", out.dims(), q.dims())?;
-        operands.same_dims("v", v.dims(), k.dims())?;
-        let (n_heads, n_kv_heads) = (spec.n_heads, spec.n_kv_heads);
-        let heads_fit = n_heads > 0 && n_kv_heads > 0 && n_heads.is_multiple_of(n_kv_heads);
-        let fits = heads_fit
-            && q.dims().len() == 3
-            && k.dims().len() == 3
-            && q.dim(0) == k.dim(0)
-            && q.dim(2).is_multiple_of(n_heads)
-            && Some(k.dim(2)) == (q.dim(2) / n_heads).checked_mul(n_kv_heads);
-        ensure(op, fits, || {
-            format!(
-                "q {:?}, k {:?} with {n_heads} heads and {n_kv_heads} of keys",
-                q.dims(),
-                k.dims()
-            )
-        })?;
-        ensure(op, !spec.is_causal || q.dim(1) == k.dim(1), || {
-            format!("causal with {} queries and {} keys", q.dim(1), k.dim(1))
-        })?;
-        let bias = match spec.bias {
-            Some(bias) => {
-                let view = operands.input::<f32>("bias", bias)?;
-                let whole = [q.dim(0), n_heads, q.dim(1), k.dim(1)];
-                let fits = view.n_dims() == 4
-                    && view
-                        .dims()
-                        .iter()
-                        .zip(&whole)
-                        .all(|(own, whole)| own == whole || *own == 1);
-                ensure(op, fits, || {
-                    format!("bias {:?} does not broadcast to {whole:?}", bias.dims())
-                })?;
-                let strides = std::array::from_fn(|i| if view.dim(i) > 1 { view.stride(i) } else { 0 });
-                Some(Bias {
-                    start: view.start,
-                    strides,
-                })
-            }
-            None => None,
-        };
-        let attention = Attention {
-            q: q_view,
-            k: k_view,
-            v: v_view,
-            out: out_view,
-            n_heads,
-            n_kv_heads,
-            scale: spec.scale,
-            is_causal: spec.is_causal,
-            bias,
-        };
+        let attention = check::attention(self.operands("attention"), q, k, v, spec, out)?;
         // SAFETY: all operands were checked above.
         with_isa!(self.isa, S => unsafe { attention::attend::<S>(&self.context(), attention) })
     }
@@ -468,46 +277,7 @@ impl Backend for CpuBackend {
         modulation: Option<Modulation<'_>>,
         out: &Tensor,
     ) -> Result<()> {
-        let operands = self.operands("layer_norm");
-        let op = operands.op;
-        let view = operands.input::<f32>("x", x)?;
-        let mut inputs = vec![("x", x, true)];
-        if let Some(modulation) = &modulation {
-            inputs.extend([
-                ("scale", modulation.scale, false),
-                ("shift", modulation.shift, false),
-            ]);
-        }
-        let out_view = operands.output::<f32>(out, &inputs)?;
-        operands.same_dims("out", out.dims(), x.dims())?;
-        let n_cols = view.n_cols();
-        let n_batch = if view.n_dims() > 1 { view.dim(0) } else { 1 };
-        let n_rows = view.shape.n_elements() / n_cols;
-        let weight = match affine {
-            Some((weight, _)) => Some(weights::vector(op, "weight", weight, n_cols, self.isa)?),
-            None => None,
-        };
-        let bias = match affine {
-            Some((_, Some(bias))) => Some(weights::vector(op, "bias", bias, n_cols, self.isa)?),
-            _ => None,
-        };
-        let modulation = match modulation {
-            Some(modulation) => Some([
-                per_batch(operands, "scale", modulation.scale, n_batch, n_cols)?,
-                per_batch(operands, "shift", modulation.shift, n_batch, n_cols)?,
-            ]),
-            None => None,
-        };
-        let norm = LayerNorm {
-            x: view.rows(),
-            out: out_view.rows(),
-            n_cols,
-            eps,
-            weight,
-            bias,
-            modulation,
-            rows_per_batch: n_rows / n_batch,
-        };
+        let (norm, n_rows) = check::layer_norm(self.operands("layer_norm"), x, affine, eps, modulation, out)?;
         // SAFETY: all operands were checked above.
         with_isa!(self.isa, S => unsafe { norm::layer_norm::<S>(&self.context(), norm, n_rows) })
     }
@@ -520,28 +290,7 @@ impl Backend for CpuBackend {
         eps: f32,
         out: &Tensor,
     ) -> Result<()> {
-        let operands = self.operands("rms_norm");
-        let op = operands.op;
-        let view = operands.input::<f32>("x", x)?;
-        let out_view = operands.output::<f32>(out, &[("x", x, true)])?;
-        operands.same_dims("out", out.dims(), x.dims())?;
-        let n_cols = view.n_cols();
-        ensure(op, group_len > 0 && n_cols.is_multiple_of(group_len), || {
-            format!("groups of {group_len} in rows of {n_cols}")
-        })?;
-        let weight = match weight {
-            Some(weight) => Some(weights::vector(op, "weight", weight, group_len, self.isa)?),
-            None => None,
-        };
-        let norm = RmsNorm {
-            x: view.rows(),
-            out: out_view.rows(),
-            n_cols,
-            group_len,
-            eps,
-            weight,
-        };
-        let n_rows = view.shape.n_elements() / n_cols;
+        let (norm, n_rows) = check::rms_norm(self.operands("rms_norm"), x, weight, group_len, eps, out)?;
         // SAFETY: all operands were checked above.
         with_isa!(self.isa, S => unsafe { norm::rms_norm::<S>(&self.context(), norm, n_rows) })
     }
@@ -556,22 +305,7 @@ impl Backend for CpuBackend {
         out: &Tensor,
     ) -> Result<()> {
         let operands = self.operands("group_norm");
-        let op = operands.op;
-        let view = operands.input::<f32>("x", x)?;
-        let out_view = operands.output::<f32>(out, &[("x", x, true)])?;
-        operands.same_dims("out", out.dims(), x.dims())?;
-        let n_cols = view.n_cols();
-        let fits = view.n_dims() > 1 && n_groups > 0 && n_cols.is_multiple_of(n_groups);
-        ensure(op, fits, || format!("{n_groups} groups of x {:?}", x.dims()))?;
-        let norm = GroupNorm {
-            x: view,
-            out: out_view,
-            weight: weights::vector(op, "weight", affine.0, n_cols, self.isa)?,
-            bias: weights::vector(op, "bias", affine.1, n_cols, self.isa)?,
-            n_groups,
-            eps,
-            activation,
-        };
+        let norm = check::group_norm(operands, x, affine, n_groups, eps, activation, out)?;
         // SAFETY: all operands were checked above.
         with_isa!(self.isa, S => unsafe { norm::group_norm::<S>(&self.context(), norm) })
     }
@@ -634,37 +368,9 @@ impl Backend for CpuBackend {
     }
 
     fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle, out: &Tensor) -> Result<()> {
-        let operands = self.operands("rope");
-        let op = operands.op;
-        let view = operands.input::<f32>("x", x)?;
-        let (cos_view, sin_view) = (
-            operands.input::<f32>("cos", cos)?,
-            operands.input::<f32>("sin", sin)?,
-        );
-        let out_view =
-            operands.output::<f32>(out, &[("x", x, true), ("cos", cos, false), ("sin", sin, false)])?;
-        operands.same_dims("out", out.dims(), x.dims())?;
-        operands.same_dims("sin", sin.dims(), cos.dims())?;
-        let fits = view.n_dims() == 3
-            && cos.dims().len() == 2
-            && cos.dim(0) == view.dim(1)
-            && view.n_cols().is_multiple_of(2 * cos.dim(1));
-        ensure(op, fits, || {
-            format!("x {:?} with angles {:?}", x.dims(), cos.dims())
-        })?;
-        let half = cos.dim(1);
-        let rope = Rope {
-            x: view.rows(),
-            out: out_view.rows(),
-            cos: cos_view.rows(),
-            sin: sin_view.rows(),
-            n_tokens: view.dim(1),
-            n_heads: view.n_cols() / (2 * half),
-            half,
-            style,
-        };
+        let (rope, n_rows) = check::rope(self.operands("rope"), x, cos, sin, style, out)?;
         // SAFETY: all operands were checked above.
-        with_isa!(self.isa, S => unsafe { lookup::rope::<S>(&self.context(), rope, view.dim(0) * view.dim(1)) })
+        with_isa!(self.isa, S => unsafe { lookup::rope::<S>(&self.context(), rope, n_rows) })
     }
 
     fn embedding(&self, ids: &Tensor, table: &Weight, out: &Tensor) -> Result<()> {
@@ -762,7 +468,7 @@ impl Backend for CpuBackend {
         let operands = self.operands("patchify");
         let image = operands.input::<f32>("x", x)?;
         let tokens = operands.output::<f32>(out, &[("x", x, false)])?;
-        check_patches(operands.op, &image, &tokens, patch)?;
+        check::patches(operands.op, &image, &tokens, patch)?;
         // SAFETY: both operands were checked above.
         unsafe { lookup::patches(&self.context(), &image, &tokens, patch, order, true) }
     }
@@ -771,7 +477,7 @@ impl Backend for CpuBackend {
         let operands = self.operands("unpatchify");
         let tokens = operands.input::<f32>("x", x)?;
         let image = operands.output::<f32>(out, &[("x", x, false)])?;
-        check_patches(operands.op, &image, &tokens, patch)?;
+        check::patches(operands.op, &image, &tokens, patch)?;
         // SAFETY: both operands were checked above.
         unsafe { lookup::patches(&self.context(), &image, &tokens, patch, order, false) }
     }
@@ -967,23 +673,4 @@ impl Backend for CpuBackend {
         // SAFETY: the operand was checked above.
         with_isa!(self.isa, S => unsafe { elementwise::all_finite::<S>(&self.context(), &view) })
     }
-}
-
-/// Whether an image `[batch, h, w, c]` and tokens fit each other.
-fn check_patches(op: &'static str, image: &View<f32>, tokens: &View<f32>, patch: usize) -> Result<()> {
-    let fits = image.n_dims() == 4
-        && tokens.n_dims() == 3
-        && patch > 0
-        && image.dim(1).is_multiple_of(patch)
-        && image.dim(2).is_multiple_of(patch)
-        && tokens.dim(0) == image.dim(0)
-        && tokens.dim(1) == (image.dim(1) / patch) * (image.dim(2) / patch)
-        && Some(tokens.dim(2)) == patch.checked_mul(patch).and_then(|n| n.checked_mul(image.dim(3)));
-    ensure(op, fits, || {
-        format!(
-            "image {:?} in patches of {patch} and tokens {:?}",
-            image.dims(),
-            tokens.dims()
-        )
-    })
 }

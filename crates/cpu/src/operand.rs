@@ -6,6 +6,7 @@
 //! R3. An output is writable, and overlaps no input except the ones that the op allows to be the very same view.
 
 use crate::{
+    Isa,
     memory::{CpuBuffer, Memory},
     weights::WeightBuffer,
 };
@@ -169,6 +170,12 @@ impl<T> RowMap<T> {
     /// First element of row `row_idx`, which exists.
     #[inline(always)]
     pub(crate) fn row(&self, row_idx: usize) -> *mut T {
+        self.start.at(self.offset(row_idx))
+    }
+
+    /// Elements between the first row and row `row_idx`, which exists.
+    #[inline(always)]
+    pub(crate) fn offset(&self, row_idx: usize) -> usize {
         let mut rest = row_idx;
         let mut offset = 0;
         let mut level = 0;
@@ -178,7 +185,7 @@ impl<T> RowMap<T> {
             rest /= self.extents[level];
             level += 1;
         }
-        self.start.at(offset + rest * self.strides[level])
+        offset + rest * self.strides[level]
     }
 }
 
@@ -201,6 +208,7 @@ pub(crate) fn ensure(op: &'static str, is_true: bool, detail: impl FnOnce() -> S
 pub(crate) struct Operands<'a> {
     pub(crate) op: &'static str,
     pub(crate) memory: &'a Memory,
+    pub(crate) isa: Isa,
 }
 
 impl Operands<'_> {
@@ -441,6 +449,7 @@ mod tests {
         let operands = Operands {
             op: "test",
             memory: &buffer,
+            isa: Isa::Portable,
         };
         assert!(
             operands.input::<f32>("x", &part).is_err(),
@@ -457,6 +466,7 @@ mod tests {
         let view = Operands {
             op: "test",
             memory: &memory,
+            isa: Isa::Portable,
         }
         .input::<f32>("x", &part)
         .expect("ours");

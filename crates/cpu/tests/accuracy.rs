@@ -2,7 +2,7 @@
 
 use denoised_cpu::{CpuBackend, CpuOptions, Isa};
 use denoised_tensor::{Backend, ConvSpec, DType, Epilogue, PrepareInput, WeightKind, WeightSpec};
-use denoised_testkit::suites::backend::MemorySource;
+use denoised_testkit::suites::backend::{MemorySource, fetch};
 
 const CHANNELS: usize = 320;
 const OUTPUTS: usize = 32;
@@ -24,75 +24,91 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// Relative L2 error of a 3x3 convolution of 320 channels.
-fn error_of_a_convolution(isa: Isa, winograd: bool) -> f64 {
-    let x = values(1, SIDE * SIDE * CHANNELS);
-    let w = values(2, OUTPUTS * CHANNELS * 9);
-    let backend = CpuBackend::new(CpuOptions {
-        n_threads: 1,
-        isa: Some(isa),
-        winograd,
-    })
-    .expect("available");
-    let shape = [OUTPUTS, CHANNELS, 3, 3];
-    let spec = WeightSpec {
-        sources: vec!["w".to_owned()],
-        kind: WeightKind::Conv { stride: 1 },
-        shape: shape.to_vec(),
-    };
-    let mut source = MemorySource::default();
-    source.insert("w", &shape, &w);
-    let prepared = backend
-        .prepare(&[spec], PrepareInput::Build(&source), &mut |_, _| {})
-        .expect("a weight");
-    let input = backend
-        .upload(&bytes(&x), &[1, SIDE, SIDE, CHANNELS], DType::F32)
-        .expect("memory");
-    let out = backend
-        .alloc(&[1, SIDE, SIDE, OUTPUTS], DType::F32)
-        .expect("memory");
-    let spec = ConvSpec {
-        stride: 1,
-        padding: [1; 4],
-        upsample: 1,
-    };
-    backend
-        .conv2d(&input, &prepared.weights[0], &spec, &Epilogue::default(), &out)
-        .expect("shapes that fit");
-    let mut got = vec![0; SIDE * SIDE * OUTPUTS * 4];
-    backend.download(&out, &mut got).expect("the right size");
-    let (mut distance, mut norm) = (0.0, 0.0);
-    for (i, got) in got.chunks_exact(4).enumerate() {
-        let (y, col, o) = (i / OUTPUTS / SIDE, i / OUTPUTS % SIDE, i % OUTPUTS);
-        let mut exact = 0.0;
-        for (dy, dx) in (0..3).flat_map(|dy| (0..3).map(move |dx| (dy, dx))) {
-            let (Some(y), Some(col)) = ((y + dy).checked_sub(1), (col + dx).checked_sub(1)) else {
-                continue;
-            };
-            if y < SIDE && col < SIDE {
-                let pixel = &x[(y * SIDE + col) * CHANNELS..][..CHANNELS];
-                let tap = |c: usize| f64::from(w[((o * CHANNELS + c) * 3 + dy) * 3 + dx]);
-                exact += pixel
-                    .iter()
-                    .enumerate()
-                    .map(|(c, x)| f64::from(*x) * tap(c))
-                    .sum::<f64>();
+/// A 3x3 convolution of 320 channels beside its value in f64.
+struct Convolved {
+    got: Vec<f32>,
+    exact: Vec<f64>,
+}
+
+impl Convolved {
+    fn new(isa: Isa, winograd: bool, x: &[f32]) -> Self {
+        let w = values(2, OUTPUTS * CHANNELS * 9);
+        let backend = CpuBackend::new(CpuOptions {
+            n_threads: 1,
+            isa: Some(isa),
+            winograd,
+        })
+        .expect("available");
+        let shape = [OUTPUTS, CHANNELS, 3, 3];
+        let spec = WeightSpec {
+            sources: vec!["w".to_owned()],
+            kind: WeightKind::Conv { stride: 1 },
+            shape: shape.to_vec(),
+        };
+        let mut source = MemorySource::default();
+        source.insert("w", &shape, &w);
+        let prepared = backend
+            .prepare(&[spec], PrepareInput::Build(&source), &mut |_, _| {})
+            .expect("a weight");
+        let input = backend
+            .upload(&bytes(x), &[1, SIDE, SIDE, CHANNELS], DType::F32)
+            .expect("memory");
+        let out = backend
+            .alloc(&[1, SIDE, SIDE, OUTPUTS], DType::F32)
+            .expect("memory");
+        let spec = ConvSpec {
+            stride: 1,
+            padding: [1; 4],
+            upsample: 1,
+        };
+        backend
+            .conv2d(&input, &prepared.weights[0], &spec, &Epilogue::default(), &out)
+            .expect("shapes that fit");
+        let exact = |i: usize| {
+            let (y, col, o) = (i / OUTPUTS / SIDE, i / OUTPUTS % SIDE, i % OUTPUTS);
+            let mut exact = 0.0;
+            for (dy, dx) in (0..3).flat_map(|dy| (0..3).map(move |dx| (dy, dx))) {
+                let (Some(y), Some(col)) = ((y + dy).checked_sub(1), (col + dx).checked_sub(1)) else {
+                    continue;
+                };
+                if y < SIDE && col < SIDE {
+                    let pixel = &x[(y * SIDE + col) * CHANNELS..][..CHANNELS];
+                    let tap = |c: usize| f64::from(w[((o * CHANNELS + c) * 3 + dy) * 3 + dx]);
+                    let products = pixel.iter().enumerate().map(|(c, x)| f64::from(*x) * tap(c));
+                    exact += products.sum::<f64>();
+                }
+            }
+            exact
+        };
+        Self {
+            got: fetch(&backend, &out).expect("f32"),
+            exact: (0..SIDE * SIDE * OUTPUTS).map(exact).collect(),
+        }
+    }
+
+    /// Relative L2 error over the pixels for which `counts` holds.
+    fn error(&self, counts: impl Fn(usize, usize) -> bool) -> f64 {
+        let (mut distance, mut norm) = (0.0, 0.0);
+        for (i, (got, exact)) in self.got.iter().zip(&self.exact).enumerate() {
+            if counts(i / OUTPUTS / SIDE, i / OUTPUTS % SIDE) {
+                distance += (f64::from(*got) - exact).powi(2);
+                norm += exact * exact;
             }
         }
-        let got = f64::from(f32::from_le_bytes([got[0], got[1], got[2], got[3]]));
-        distance += (got - exact).powi(2);
-        norm += exact * exact;
+        (distance / norm).sqrt()
     }
-    (distance / norm).sqrt()
+}
+
+fn sets() -> impl Iterator<Item = Isa> {
+    Isa::ALL.iter().copied().filter(|isa| isa.is_available())
 }
 
 #[test]
 fn a_winograd_convolution_is_good_to_4e_6_and_a_plain_one_to_2e_6() {
-    for isa in Isa::ALL.iter().copied().filter(|isa| isa.is_available()) {
-        let (winograd, plain) = (
-            error_of_a_convolution(isa, true),
-            error_of_a_convolution(isa, false),
-        );
+    let x = values(1, SIDE * SIDE * CHANNELS);
+    for isa in sets() {
+        let error = |winograd| Convolved::new(isa, winograd, &x).error(|_, _| true);
+        let (winograd, plain) = (error(true), error(false));
         assert!(
             plain < 2e-6 && winograd < 4e-6,
             "{isa}: plain {plain:.2e}, Winograd {winograd:.2e}"
@@ -101,5 +117,37 @@ fn a_winograd_convolution_is_good_to_4e_6_and_a_plain_one_to_2e_6() {
             plain < winograd,
             "{isa}: plain {plain:.2e}, Winograd {winograd:.2e}"
         );
+    }
+}
+
+/// What autoencoders have: a few channels, or everything at one place, a thousand or ten thousand times as large as the rest.
+#[test]
+fn outliers_cost_winograd_digits_in_their_own_tile_only() {
+    let (spot_y, spot_x) = (2, 1);
+    for (factor, beside_limit) in [(1e3, 2e-3), (1e4, 2e-2)] {
+        let mut channels = values(1, SIDE * SIDE * CHANNELS);
+        for pixel in channels.chunks_exact_mut(CHANNELS) {
+            for channel in [7, 100, 101, 319] {
+                pixel[channel] *= factor;
+            }
+        }
+        let mut spot = values(1, SIDE * SIDE * CHANNELS);
+        let pixel = &mut spot[(spot_y * SIDE + spot_x) * CHANNELS..][..CHANNELS];
+        pixel.iter_mut().for_each(|x| *x *= factor);
+        for isa in sets() {
+            let channels = Convolved::new(isa, true, &channels).error(|_, _| true);
+            let convolved = Convolved::new(isa, true, &spot);
+            let is_in_tile = |y: usize, x: usize| y / 4 == spot_y / 4 && x / 4 == spot_x / 4;
+            let sees_spot = |y: usize, x: usize| y.abs_diff(spot_y) <= 1 && x.abs_diff(spot_x) <= 1;
+            let all = convolved.error(|_, _| true);
+            let elsewhere = convolved.error(|y, x| !is_in_tile(y, x));
+            let beside = convolved.error(|y, x| is_in_tile(y, x) && !sees_spot(y, x));
+            assert!(
+                channels < 5e-6 && all < 5e-6 && elsewhere < 5e-6 && beside < beside_limit,
+                "{isa}, {factor:e}: channels {channels:.1e}, spot {all:.1e}, elsewhere {elsewhere:.1e}, beside {beside:.1e}"
+            );
+            let plain = Convolved::new(isa, false, &spot).error(|y, x| !sees_spot(y, x));
+            assert!(plain < 2e-6, "{isa}, {factor:e}: plain {plain:.1e}");
+        }
     }
 }
