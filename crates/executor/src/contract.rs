@@ -9,6 +9,9 @@ use std::{
 };
 
 /// A set of workers behind one address. See the rules in the crate's head.
+///
+/// `FakeExecutor` in `denoised_testkit` is a complete one without workers; `denoised_testkit::executor_conformance!` makes the
+/// tests that every one with workers must pass.
 pub trait Executor: Send + Sync + fmt::Debug {
     /// What this world is. Constant over an epoch.
     fn world(&self) -> WorldInfo;

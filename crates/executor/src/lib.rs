@@ -14,7 +14,8 @@
 //!
 //! let config =
 //!     WorkerConfig { model: "model".into(), device: "cpu".into(), dtype: "f32".into(), n_threads: None };
-//! // Two more processes of this program, started with `WORKER_ARG` as their first argument.
+//! // Two more processes of this program, started with `WORKER_ARG` as their first argument: its `main` must begin with the lines
+//! // that the head of `denoised_worker` shows, or they would start workers in turn.
 //! let executor = MpExecutor::start(MpOptions::new(2, config), &mut |rank, phase| println!("rank {rank}: {phase}"))?;
 //! let deadline = Instant::now() + Duration::from_secs(1);
 //! for reply in executor.call("echo", b"hello", CallTarget::All, deadline)? {
@@ -46,6 +47,8 @@ pub use contract::{
     WorldInfo,
 };
 pub use denoised_link::{LinkSpec, SpinPolicy, WORKER_ARG};
+/// What [`Executor::dispatch`] and [`Progress`] speak of.
+pub use denoised_wire::{Member, StartPhase, Wave};
 pub use mp::MpExecutor;
 pub use options::{Limits, MpOptions, StderrSink, TakeLine, UniOptions, WorkerProgram};
 pub use start::Progress;

@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 
 /// Starts a program on this rank. Runs once, on the thread that will drive the program.
 pub trait Start {
-    /// Opens the device, reads the model, prepares the weights. Reports phases as it goes.
+    /// Opens the device, reads the model, prepares the weights. Reports phases as it goes. A program that shares nothing calls
+    /// neither [`StartContext::publish_shared`] nor [`StartContext::await_shared`].
     ///
     /// # Errors
     /// Ends the start of the whole world with this failure.
