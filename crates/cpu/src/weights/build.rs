@@ -376,3 +376,68 @@ fn column<S: Simd>(start: Ptr<f32>, n: usize, k: usize, col_idx: usize) -> (*mut
     let width = Panels::width(n, panel_idx, S::NR, S::LANES);
     (start.at(panel_idx * k * S::NR + col_idx % S::NR), width)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CpuBackend, CpuOptions};
+    use denoised_tensor::{Backend, PrepareInput, SourceError};
+
+    /// Announces 6 rows of 4, and then hands out something else.
+    #[derive(Debug)]
+    struct Fickle {
+        shape: Vec<usize>,
+        n_bytes: usize,
+    }
+
+    impl WeightSource for Fickle {
+        fn layout(&self, _: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+            Ok((SourceDType::F16, vec![6, 4]))
+        }
+
+        fn tensor(&self, _: &str) -> Result<SourceTensor<'_>, SourceError> {
+            Ok(SourceTensor {
+                dtype: SourceDType::F16,
+                shape: self.shape.clone(),
+                bytes: vec![0; self.n_bytes].into(),
+            })
+        }
+    }
+
+    #[test]
+    fn a_source_that_hands_out_something_else_than_it_announced_is_refused() {
+        let backend = CpuBackend::new(CpuOptions::default()).expect("a backend");
+        for kind in [WeightKind::Matrix, WeightKind::Vector, WeightKind::Table] {
+            let spec = WeightSpec {
+                sources: vec!["w".to_owned()],
+                kind,
+                shape: vec![6, 4],
+            };
+            let outcome = |shape: &[usize], n_bytes: usize| {
+                let source = Fickle {
+                    shape: shape.to_vec(),
+                    n_bytes,
+                };
+                backend.prepare(
+                    std::slice::from_ref(&spec),
+                    PrepareInput::Build(&source),
+                    &mut |_, _| {},
+                )
+            };
+            assert!(outcome(&[6, 4], 48).is_ok());
+            for (shape, n_bytes) in [
+                (&[6, 4][..], 46),
+                (&[6, 4], 0),
+                (&[6, 4], 96),
+                (&[7, 4], 56),
+                (&[4, 6], 48),
+                (&[24], 48),
+                (&[], 2),
+                (&[usize::MAX, 4], 8),
+            ] {
+                let error = outcome(shape, n_bytes).expect_err("something else");
+                assert!(matches!(error, TensorError::Weight { .. }), "{shape:?}: {error}");
+            }
+        }
+    }
+}
