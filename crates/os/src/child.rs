@@ -318,25 +318,6 @@ impl Drop for Child {
     }
 }
 
-/// Waits until at least one of `children` has ended or the deadline passes; returns the status of each
-/// that has ended, reaped.
-///
-/// # Errors
-/// As [`Child::try_wait`].
-pub fn wait_any(children: &[&Child], deadline: Deadline) -> Result<Vec<Option<ExitStatus>>, OsError> {
-    let fds: Vec<BorrowedFd<'_>> = children.iter().map(|child| child.as_fd()).collect();
-    wait_readable(&fds, deadline)?;
-    children.iter().map(|child| child.try_wait()).collect()
-}
-
-/// Waits until all of `children` have ended or the deadline passes; returns the status of each that has.
-///
-/// # Errors
-/// As [`Child::try_wait`].
-pub fn wait_all(children: &[&Child], deadline: Deadline) -> Result<Vec<Option<ExitStatus>>, OsError> {
-    children.iter().map(|child| child.wait(deadline)).collect()
-}
-
 /// Why an inherited descriptor could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum InheritedFdError {

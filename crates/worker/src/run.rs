@@ -55,5 +55,7 @@ fn try_run(start: &mut dyn Start) -> Result<Ending, RunError> {
     signal::ignore(Signal::INT)?;
     let signals = EndSignals::catch(&[Signal::TERM])?;
     let end = attach(socket, Some(signals))?;
+    // Otherwise `ps` and `top` show it as "exe", after the link that it was started by.
+    denoised_os::process::set_thread_name(&format!("denoised:{}", end.hello.rank))?;
     Ok(serve::serve_in(Home::Process, end, start))
 }
