@@ -159,6 +159,18 @@ fn settings_that_are_not_carried_out_are_refused_by_key() {
             "rope",
         ),
         (
+            "text_encoder/config.json",
+            "\"layer_norm_eps\": 1e-05",
+            "\"layer_norm_eps\": -1",
+            "layer_norm_eps",
+        ),
+        (
+            "text_encoder/config.json",
+            "\"layer_norm_eps\": 1e-05",
+            "\"layer_norm_eps\": NaN",
+            "layer_norm_eps",
+        ),
+        (
             "tokenizer/tokenizer_config.json",
             "\"CLIPTokenizer\"",
             "\"T5Tokenizer\"",
@@ -204,6 +216,19 @@ fn damaged_tokenizers_are_refused() {
     );
     std::fs::write(&merges, "#version: 0.2\nzzz qqq\n").expect("written");
     assert!(refusal(folder.path()).message.contains("not in the vocabulary"));
+    // A file of no bytes is what an interrupted download leaves; without merges the picture would be of another text.
+    for nothing in ["", "#version: 0.2\n"] {
+        std::fs::write(&merges, nothing).expect("written");
+        let message = refusal(folder.path()).message;
+        assert!(
+            message.contains("merges.txt") && message.contains("no merge"),
+            "{message}"
+        );
+    }
+    let folder = copy_of("emoji-dit");
+    std::fs::write(folder.path().join("tokenizer/special_tokens_map.json"), "[]").expect("written");
+    let message = refusal(folder.path()).message;
+    assert!(message.contains("special_tokens_map.json"), "{message}");
 }
 
 #[test]

@@ -20,6 +20,8 @@ use denoised_types::ModelInfo;
 const DEFAULT_N_STEPS: u32 = 28;
 const DEFAULT_GUIDANCE: f32 = 7.0;
 const T5_LENGTH: (u32, u32) = (256, 512);
+/// How much of the part of a text that was cut off a warning shows.
+const N_SHOWN_CHARS: usize = 200;
 /// Which hidden state of CLIP counts: the penultimate.
 const N_SKIPPED_LAYERS: usize = 1;
 
@@ -238,6 +240,7 @@ impl Conditioner for Sd3Conditioner {
             let raw = tokenizer.encode(text);
             let fitted = tokenizer.fit(&raw, self.n_tokens);
             if let Some(cut) = fitted.cut.filter(|_| tokenized.warnings.is_empty()) {
+                let cut = beginning(&cut);
                 tokenized.warnings.push(format!(
                     "the {what} has {} tokens, the model reads {}; it was cut before: {cut}",
                     raw.len(),
@@ -287,6 +290,14 @@ impl Conditioner for Sd3Conditioner {
             "encode_prompt.2.0",
             "encode_prompt.3.0",
         ]
+    }
+}
+
+/// The beginning of a text that may be as long as a request may be.
+fn beginning(text: &str) -> String {
+    match text.char_indices().nth(N_SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 

@@ -60,6 +60,11 @@ impl ClipConfig {
         config.within("max_position_embeddings", read.n_positions, 2..=1 << 16)?;
         config.within("projection_dim", read.n_projected, 1..=1 << 16)?;
         config.within("eos_token_id", read.eos, 0..=1 << 22)?;
+        if !(read.eps.is_finite() && read.eps >= 0.0) {
+            return Err(config
+                .wrong("layer_norm_eps", "a finite number of at least 0")
+                .into());
+        }
         if read.n_heads == 0 || !read.n_channels.is_multiple_of(read.n_heads) {
             return Err(config
                 .wrong("num_attention_heads", "a divisor of hidden_size")

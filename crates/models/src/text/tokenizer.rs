@@ -427,7 +427,8 @@ fn read_vocabulary(files: &Files<'_>) -> Result<Vocabulary, ModelError> {
     let ids = token_ids(&files.json("vocab.json")?).map_err(|problem| files.error("vocab.json", problem))?;
     let text = files.text("merges.txt")?;
     let lines = text.lines().filter(|line| !line.starts_with("#version"));
-    let merges = lines.map(split_merge).collect::<Result<_, _>>();
+    let merges = lines.map(split_merge).collect::<Result<Vec<_>, _>>();
+    let merges = merges.and_then(some_merges);
     let merges = merges.map_err(|problem| files.error("merges.txt", problem))?;
     Ok((ids, merges))
 }
@@ -455,8 +456,16 @@ fn read_joint(json: &Value) -> Result<Vocabulary, String> {
                 _ => Err(format!("{merge} is no merge")),
             },
         )
-        .collect::<Result<_, _>>()?;
-    Ok((ids, merges))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok((ids, some_merges(merges)?))
+}
+
+/// Without merges every text would be its bytes, which no text encoder was trained on: the list was lost.
+fn some_merges(merges: Vec<(String, String)>) -> Result<Vec<(String, String)>, String> {
+    if merges.is_empty() {
+        return Err("lists no merge".to_owned());
+    }
+    Ok(merges)
 }
 
 fn token_ids(vocabulary: &Value) -> Result<HashMap<String, u32>, String> {
@@ -503,6 +512,9 @@ fn special_names(files: &Files<'_>, config: &Config) -> Result<BTreeMap<&'static
     } else {
         files.json(map_file)?
     };
+    if !map.is_null() && !map.is_object() {
+        return Err(files.error(map_file, "is no JSON object".to_owned()));
+    }
     let mut names = BTreeMap::new();
     for key in SPECIAL_KEYS {
         let default = match key {
