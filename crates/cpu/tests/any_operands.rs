@@ -6,7 +6,7 @@ use denoised_tensor::{
     Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, GateOrder, Modulation, PatchOrder,
     PrepareInput, RopeStyle, StepArgs, Tensor, TimestepSpec, Weight, WeightKind, WeightSpec,
 };
-use denoised_testkit::suites::backend::MemorySource;
+use denoised_testkit::suites::backend::{MemorySource, Random};
 
 /// What lies in a buffer that an op may write to a part of.
 const MARK: u8 = 0x5a;
@@ -38,39 +38,18 @@ const STEP: usize = 22;
 const TO_PIXELS: usize = 23;
 const ALL_FINITE: usize = 24;
 
-/// splitmix64 (Steele, Lea and Flood 2014).
-struct Random(u64);
+/// Few extents, so that shapes often agree.
+fn random_dims(random: &mut Random) -> Vec<usize> {
+    let n_dims = random.pick(&[1, 2, 2, 3, 3, 3, 4, 4, 5]);
+    (0..n_dims).map(|_| random.pick(&[1, 2, 2, 4, 4, 8])).collect()
+}
 
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len())]
-    }
-
-    fn coin(&mut self) -> bool {
-        self.below(2) == 0
-    }
-
-    /// Few extents, so that shapes often agree.
-    fn dims(&mut self) -> Vec<usize> {
-        let n_dims = self.pick(&[1, 2, 2, 3, 3, 3, 4, 4, 5]);
-        (0..n_dims).map(|_| self.pick(&[1, 2, 2, 4, 4, 8])).collect()
-    }
-
-    fn dtype(&mut self) -> DType {
-        match self.below(12) {
-            LINEAR => DType::F16,
-            CONV2D => DType::U8,
-            ATTENTION => DType::I32,
-            _ => DType::F32,
-        }
+fn random_dtype(random: &mut Random) -> DType {
+    match random.within(0, 11) {
+        0 => DType::F16,
+        1 => DType::U8,
+        2 => DType::I32,
+        _ => DType::F32,
     }
 }
 
@@ -123,8 +102,8 @@ fn operand(
     (dims, dtype): (&[usize], DType),
     byte: u8,
 ) -> (Tensor, Tensor) {
-    let (inner, dtype) = match random.below(4) {
-        0 => (random.dims(), random.dtype()),
+    let (inner, dtype) = match random.within(0, 3) {
+        0 => (random_dims(random), random_dtype(random)),
         _ => (dims.to_vec(), dtype),
     };
     let margins: Vec<usize> = inner.iter().map(|_| random.pick(&[0, 0, 0, 1, 3])).collect();
@@ -135,7 +114,7 @@ fn operand(
         .expect("memory");
     let mut part = whole.clone();
     for (dim_idx, (&extent, &margin)) in inner.iter().zip(&margins).enumerate() {
-        let start = random.below(margin + 1);
+        let start = random.within(0, margin);
         part = part.narrow(dim_idx, start, extent).expect("inside");
     }
     (whole, part)
@@ -143,7 +122,7 @@ fn operand(
 
 /// A tensor of the same shape: other memory, the very same view, or (if it can be) the same memory from another place on.
 fn partner(backend: &dyn Backend, random: &mut Random, of: &Tensor, whole: &Tensor) -> Tensor {
-    match random.below(8) {
+    match random.within(0, 7) {
         0 => of.clone(),
         1 => (0..of.dims().len().min(whole.dims().len()))
             .try_fold(whole.clone(), |part, dim_idx| {
@@ -205,8 +184,8 @@ fn call(
     let first = &operand(backend, random, fitting.first, 0).1;
     let second = &operand(backend, random, fitting.second, 0).1;
     // The weight with which the op may be carried out, or any.
-    let weight = |random: &mut Random, likely: usize| match random.below(4) {
-        0 => &weights[random.below(weights.len())],
+    let weight = |random: &mut Random, likely: usize| match random.within(0, 3) {
+        0 => &weights[random.within(0, weights.len() - 1)],
         _ => &weights[likely],
     };
     let activation = random.pick(&[Activation::None, Activation::Silu, Activation::GeluErf]);
@@ -220,7 +199,7 @@ fn call(
     let outcome = match op_idx {
         LINEAR => backend.linear(first, weight(random, MATRIX), &epilogue, out),
         CONV2D => {
-            let padding = match random.below(2) {
+            let padding = match random.within(0, 1) {
                 0 => [(); 4].map(|()| random.pick(&[0, 1, 1, 2, usize::MAX])),
                 _ => [1; 4],
             };
@@ -285,8 +264,8 @@ fn call(
         UNPATCHIFY => backend.unpatchify(first, n, PatchOrder::SpatialFirst, out),
         PERMUTE => {
             let n_dims = out.dims().len();
-            let axes: Vec<usize> = match random.below(2) {
-                0 => (0..n_dims).map(|_| random.below(n_dims + 1)).collect(),
+            let axes: Vec<usize> = match random.within(0, 1) {
+                0 => (0..n_dims).map(|_| random.within(0, n_dims)).collect(),
                 _ => (0..n_dims).collect(),
             };
             backend.permute(second, &axes, out)
@@ -321,7 +300,7 @@ fn no_operands_make_an_op_panic_or_write_outside_of_its_output() {
         })
         .expect("available");
         let weights = weights(&backend);
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         for op_idx in LINEAR..=ALL_FINITE {
             let mut n_carried_out = 0;
             for round in 0..2000 {
