@@ -194,6 +194,11 @@ pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut File) -> io::Result
 /// # Errors
 /// [`Error::Output`] if it is closed or full; never a panic.
 pub(crate) fn write_stdout(bytes: &[u8]) -> Result<(), Error> {
+    if denoised_os::stdio::stdout_was_closed() {
+        return Err(Error::Output(
+            "cannot write to standard output: it is closed".to_owned(),
+        ));
+    }
     let mut stdout = io::stdout().lock();
     stdout
         .write_all(bytes)

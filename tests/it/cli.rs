@@ -592,6 +592,17 @@ fn a_closed_standard_output_is_an_exit_code_and_no_panic() {
         let expected = if args.contains(&"0") { 2 } else { 6 };
         assert_eq!(output.status.code(), Some(expected), "{args:?}: {stderr}");
     }
+    // A descriptor that was never open.
+    for args in cases {
+        #[expect(clippy::disallowed_methods, reason = "a test starts a shell that closes its descriptor")]
+        let mut shell = std::process::Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_denoised");
+        shell.args(["-c", "exec \"$0\" \"$@\" >&-", program]).args(args);
+        let output = shell.current_dir(folder.path()).output().expect("a shell starts");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let expected = if args.contains(&"0") { 2 } else { 6 };
+        assert_eq!(output.status.code(), Some(expected), "{args:?}: {stderr}");
+    }
     // The full standard output, and a closed standard error.
     let mut command = denoised(folder.path());
     command.args(cases[0]);

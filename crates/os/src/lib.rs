@@ -22,6 +22,7 @@ pub mod mapfile;
 pub mod memfd;
 pub mod memory_budget;
 pub mod process;
+pub mod stdio;
 
 pub mod child;
 pub mod poll;
