@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 const DISPATCH_LIMIT: Duration = Duration::from_secs(30);
 /// After this long without news the workers are asked whether they are there.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Time for that answer.
-const HEALTH_LIMIT: Duration = Duration::from_secs(10);
+/// Time for that answer, in attempts of a second: between them it is looked at Ctrl-C.
+const MAX_HEALTH_CHECKS: u32 = 10;
+const HEALTH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Sends requests to ranks by name, which an engine would not let one choose.
 #[derive(Debug)]
@@ -92,14 +93,22 @@ impl<'a> EveryRank<'a> {
     }
 
     fn ask_for_a_sign_of_life(&self) -> Result<(), Error> {
-        let health = self.executor.health(HEALTH_LIMIT);
-        if health.is_healthy() {
-            return Ok(());
+        let mut silent = Vec::new();
+        for _ in 0..MAX_HEALTH_CHECKS {
+            if interrupt::is_interrupted() {
+                return Err(interrupt::interrupted());
+            }
+            let health = self.executor.health(HEALTH_LIMIT);
+            if health.is_healthy() {
+                return Ok(());
+            }
+            if let Some(failure) = health.failure {
+                return Err(failure.into());
+            }
+            silent = health.silent;
         }
-        let silent = || {
-            let message = format!("no answer from ranks {:?} within {HEALTH_LIMIT:?}", health.silent);
-            Failure::new(FailureCode::WorkerLost, message)
-        };
-        Err(health.failure.clone().unwrap_or_else(silent).into())
+        let limit = MAX_HEALTH_CHECKS * HEALTH_LIMIT;
+        let message = format!("no answer from ranks {silent:?} within {limit:?}");
+        Err(Failure::new(FailureCode::WorkerLost, message).into())
     }
 }

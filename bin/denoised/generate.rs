@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 
 /// A person who waits longer for a picture can still be waiting for it: Ctrl-C is the way out.
 const DEADLINE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Time for workers to end after the last picture, or after Ctrl-C.
+/// Time for workers to end after the last picture.
 const CLOSE_BUDGET: Duration = Duration::from_secs(10);
+/// How long after Ctrl-C the pictures that are being computed may take to stop: a worker that is stopped or hung never says so.
+const CANCEL_LIMIT: Duration = Duration::from_secs(3);
 /// How often waiting looks at Ctrl-C and at all pictures.
 const TURN: Duration = Duration::from_millis(50);
 
@@ -58,7 +60,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
     };
     let window = 2 * usize::from(args.world.workers);
     let engine = Engine::start(executor, Box::new(RequestPolicy::new(window)), options)?;
-    let _watched = interrupt::watched(|| {});
+    let watched = interrupt::watched(|| {});
     progress.begin_pictures();
 
     let mut session = Session {
@@ -76,8 +78,14 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         stop: None,
     };
     let outcome = session.run(pictures, window);
+    // Nothing is left that a first Ctrl-C would have to wait for.
+    drop(watched);
     drop(progress);
-    engine.close(CLOSE_BUDGET);
+    engine.close(if interrupt::is_interrupted() {
+        interrupt::CLOSE_BUDGET
+    } else {
+        CLOSE_BUDGET
+    });
     outcome
 }
 
@@ -171,13 +179,19 @@ impl Session<'_> {
         let mut in_flight: VecDeque<InFlight> = VecDeque::new();
         // Why the first of those that wait was not admitted.
         let mut refused: Option<Failure> = None;
-        let mut is_cancelled = false;
+        let mut cancelled_at: Option<Instant> = None;
         while !waiting.is_empty() || !in_flight.is_empty() {
-            if interrupt::is_interrupted() && !is_cancelled {
-                is_cancelled = true;
+            if interrupt::is_interrupted() && cancelled_at.is_none() {
+                cancelled_at = Some(Instant::now());
                 self.stop.get_or_insert_with(|| "interrupted".to_owned());
                 self.first_failure.get_or_insert_with(interrupt::interrupted);
                 in_flight.iter().for_each(|one| one.handle.cancel());
+            }
+            if cancelled_at.is_some_and(|at| at.elapsed() >= CANCEL_LIMIT) {
+                for one in in_flight.drain(..) {
+                    let text = format!("interrupted; its worker did not stop within {CANCEL_LIMIT:?}");
+                    self.failed(&one.picture, Failure::new(FailureCode::Cancelled, text).into())?;
+                }
             }
             while self.stop.is_none()
                 && in_flight.len() < window
@@ -375,6 +389,7 @@ impl Session<'_> {
 
     /// Reports a picture that will not be; the error returned is that of reporting.
     fn failed(&mut self, picture: &Picture, error: Error) -> Result<(), Error> {
+        interrupt::stand_by_if_ending();
         self.n_failed += 1;
         let reported = if self.args.json {
             write_line(&json!({

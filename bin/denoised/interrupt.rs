@@ -1,16 +1,25 @@
-//! Ctrl-C and TERM: the first asks the running command to end properly, the second ends the program at once.
+//! Ctrl-C and TERM: the first asks the running command to end properly, the second ends the program at once, workers first.
 
 use crate::error::Error;
 use crate::output::say;
 use denoised_os::Deadline;
+use denoised_os::child::kill_all;
 use denoised_os::poll::wait_readable;
 use denoised_os::signal::{EndSignals, Signal};
 use denoised_types::{ExitCode, Failure, FailureCode};
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Budget for closing an interrupted world, whose workers may be stopped or hung: graceful, TERM and KILL share it.
+pub(crate) const CLOSE_BUDGET: Duration = Duration::from_secs(3);
+/// How long the kernel may take to end killed workers.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// The program ends at once: the workers are being killed.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
 /// Wakes whoever waits for something else.
 static WAKE: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
 /// Whether the command watches [`is_interrupted`]; while it does not, the first signal ends the program at once.
@@ -47,16 +56,38 @@ fn watch(signals: &EndSignals) {
         }
         let is_second = INTERRUPTED.swap(true, Ordering::SeqCst);
         if is_second || !IS_WATCHED.load(Ordering::SeqCst) {
-            say("denoised: interrupted");
-            // Workers see the end of their lifeline and go; nothing that outlives them has a name.
-            #[expect(clippy::exit, reason = "the main thread is busy and may stay so")]
-            std::process::exit(ExitCode::Interrupted as i32);
+            end_at_once();
         }
         if let Ok(wake) = WAKE.lock()
             && let Some(wake) = wake.as_ref()
         {
             wake();
         }
+    }
+}
+
+/// Ends workers that are running, starting or stopped, and then the program.
+fn end_at_once() -> ! {
+    // Before the first worker dies of it: what that leads to is nobody's error.
+    IS_ENDING.store(true, Ordering::SeqCst);
+    // One that the kernel cannot end in time is left to it: the signal stays.
+    let _ = kill_all(Deadline::after(KILL_LIMIT));
+    say("denoised: interrupted");
+    #[expect(clippy::exit, reason = "the main thread is busy and may stay so")]
+    std::process::exit(ExitCode::Interrupted as i32);
+}
+
+/// Whether the program is ending at once.
+pub(crate) fn is_ending() -> bool {
+    IS_ENDING.load(Ordering::SeqCst)
+}
+
+/// Returns unless the program is ending at once. What the command would report then is what killing its workers has led to, and its
+/// exit code would be of that.
+pub(crate) fn stand_by_if_ending() {
+    if is_ending() {
+        // The signals' thread exits long before.
+        std::thread::sleep(2 * KILL_LIMIT);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Logs go to stderr; how many is said by `-v` or, stronger, by `DENOISED_LOG`.
 
+use crate::interrupt;
 use crate::output::say;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
 use tracing_subscriber::EnvFilter;
 
@@ -41,7 +42,14 @@ pub(crate) fn start(n_verbose: u8) {
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| -> Box<dyn Write> {
+            // Workers that this program kills on its way out are no news.
+            if interrupt::is_ending() {
+                Box::new(std::io::sink())
+            } else {
+                Box::new(std::io::stderr())
+            }
+        })
         .with_ansi(std::io::stderr().is_terminal())
         // It would panic where stderr is closed.
         .log_internal_errors(false)

@@ -82,6 +82,7 @@ fn supervise() -> ExitCode {
         Command::Verify(args) => verify::run(args),
         Command::Bench(args) => bench::run(args),
     });
+    interrupt::stand_by_if_ending();
     ended(outcome, is_json)
 }
 

@@ -32,7 +32,11 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
     let computed = compute(&case, executor.as_ref());
     drop(watched);
     drop(progress);
-    executor.shutdown(CLOSE_BUDGET);
+    executor.shutdown(if interrupt::is_interrupted() {
+        interrupt::CLOSE_BUDGET
+    } else {
+        CLOSE_BUDGET
+    });
     let ranks = computed?;
 
     if let (Some(path), Some(tensors)) = (&args.dump, ranks.first()) {

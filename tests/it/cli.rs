@@ -594,7 +594,10 @@ fn a_closed_standard_output_is_an_exit_code_and_no_panic() {
     }
     // A descriptor that was never open.
     for args in cases {
-        #[expect(clippy::disallowed_methods, reason = "a test starts a shell that closes its descriptor")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a test starts a shell that closes its descriptor"
+        )]
         let mut shell = std::process::Command::new("sh");
         let program = env!("CARGO_BIN_EXE_denoised");
         shell.args(["-c", "exec \"$0\" \"$@\" >&-", program]).args(args);

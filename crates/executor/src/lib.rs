@@ -32,6 +32,7 @@ mod options;
 mod mp;
 mod uni;
 
+mod keeper;
 mod start;
 mod stderr;
 mod stop;

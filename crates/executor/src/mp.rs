@@ -3,6 +3,7 @@
 use crate::{
     CallTarget, Executor, ExecutorError, ExecutorEvent, Health, Limits, MpOptions, RankReply, ShutdownReport,
     Waker, WorldInfo, WorldStats,
+    keeper::Keeper,
     start::{self, Progress, StartedWorld},
     stderr::{StderrTail, StderrThread},
     stop::{First, Lives, Stopper},
@@ -181,24 +182,34 @@ impl Drop for MpExecutor {
 
 /// The workers' processes, by rank.
 #[derive(Debug)]
-pub(crate) struct Processes(Vec<Child>);
+pub(crate) struct Processes {
+    // Fields are dropped in this order: the processes are reaped before the thread ends that they would end with.
+    children: Vec<Child>,
+    _keeper: Keeper,
+}
 
 impl Processes {
-    pub(crate) fn new(children: Vec<Child>) -> Self {
-        Self(children)
+    pub(crate) fn new(children: Vec<Child>, keeper: Keeper) -> Self {
+        Self {
+            children,
+            _keeper: keeper,
+        }
     }
 }
 
 impl Lives for Processes {
     fn ended(&self, rank_idx: usize) -> Option<String> {
-        match self.0.get(rank_idx)?.try_wait() {
+        match self.children.get(rank_idx)?.try_wait() {
             Ok(status) => status.map(|status| status.to_string()),
             Err(error) => Some(format!("is lost ({error})")),
         }
     }
 
     fn wait(&self, deadline: Deadline) {
-        let living = self.0.iter().filter(|child| matches!(child.try_wait(), Ok(None)));
+        let living = self
+            .children
+            .iter()
+            .filter(|child| matches!(child.try_wait(), Ok(None)));
         let fds: Vec<BorrowedFd<'_>> = living.map(|child| child.as_fd()).collect();
         if !fds.is_empty() {
             // A refusal shows in the statuses, which the caller looks at next.
@@ -207,7 +218,7 @@ impl Lives for Processes {
     }
 
     fn signal(&self, rank_idx: usize, signal: Signal) {
-        if let Some(child) = self.0.get(rank_idx) {
+        if let Some(child) = self.children.get(rank_idx) {
             // One that ended meanwhile needs no signal.
             let _ = child.signal(signal);
         }
@@ -229,7 +240,11 @@ fn monitor(shared: &Shared, mut tails: Vec<StderrTail>) {
     let mut is_torn_down = false;
     loop {
         let (n_pidfds, ready) = {
-            let living = processes.0.iter().zip(&is_gone).filter(|(_, gone)| !**gone);
+            let living = processes
+                .children
+                .iter()
+                .zip(&is_gone)
+                .filter(|(_, gone)| !**gone);
             let mut fds: Vec<BorrowedFd<'_>> = std::iter::once(wakeup.as_fd()).collect();
             fds.extend(living.map(|(child, _)| child.as_fd()));
             let n_pidfds = fds.len() - 1;

@@ -2,6 +2,7 @@
 
 use crate::{
     ExecutorError, MpOptions, WorldInfo,
+    keeper::Keeper,
     mp::Processes,
     stderr::{StderrTail, StderrThread},
 };
@@ -67,17 +68,20 @@ struct Starting {
 /// Starts all ranks and waits for all of them together.
 pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<StartedWorld, ExecutorError> {
     let deadline = Deadline::after(options.start_limit);
-    let mut ranks = Vec::new();
-    let stderr = StderrThread::start(options.stderr.clone()).map_err(|error| {
+    let no_thread = |error: std::io::Error| {
         let text = format!("cannot start a thread: {error}");
         undo(options, Vec::new(), Failure::new(FailureCode::OutOfMemory, text))
-    })?;
+    };
+    // Before the ranks, so that it outlives them also when this function returns early.
+    let keeper = Keeper::start().map_err(no_thread)?;
+    let stderr = StderrThread::start(options.stderr.clone()).map_err(no_thread)?;
+    let mut ranks = Vec::new();
     let undo = |stderr: StderrThread, ranks, cause| {
         let error = undo(options, ranks, cause);
         stderr.finish();
         error
     };
-    match try_start(options, progress, deadline, &mut ranks, &stderr) {
+    match try_start(options, progress, deadline, &keeper, &mut ranks, &stderr) {
         Ok((memory, epoch)) => {
             let pids = ranks.iter().map(|rank| rank.child.pid()).collect();
             let (model, weight_bytes) = ranks
@@ -102,7 +106,7 @@ pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<Start
             Ok(StartedWorld {
                 info,
                 end,
-                processes: Processes::new(children),
+                processes: Processes::new(children, keeper),
                 tails,
                 stderr,
             })
@@ -115,6 +119,7 @@ fn try_start(
     options: &MpOptions,
     progress: Progress<'_>,
     deadline: Deadline,
+    keeper: &Keeper,
     ranks: &mut Vec<Starting>,
     stderr: &StderrThread,
 ) -> Result<(RingWorld, Epoch), Failure> {
@@ -125,7 +130,7 @@ fn try_start(
         .n_threads
         .or_else(|| Some(default_n_threads(options.n_workers)));
     for rank in (0..options.n_workers).map(Rank) {
-        let (child, socket) = spawn(options).map_err(|error| error.on_rank(rank))?;
+        let (child, socket) = spawn(options, keeper).map_err(|error| error.on_rank(rank))?;
         let mut child = child;
         let tail = StderrTail::new(rank, child.take_stderr(), stderr);
         ranks.push(Starting {
@@ -163,7 +168,7 @@ fn try_start(
     Ok((memory, epoch))
 }
 
-fn spawn(options: &MpOptions) -> Result<(Child, BootChannel), Failure> {
+fn spawn(options: &MpOptions, keeper: &Keeper) -> Result<(Child, BootChannel), Failure> {
     let os_failure = |error: &dyn std::error::Error| Failure::new(FailureCode::Internal, error.to_string());
     let (socket, theirs) = BootChannel::pair().map_err(|error| os_failure(&error))?;
     let program = &options.program;
@@ -178,14 +183,11 @@ fn spawn(options: &MpOptions) -> Result<(Child, BootChannel), Failure> {
         spawn = spawn.env(name, value);
     }
     // Ctrl-C reaches the whole group; what it means is the supervisor's to decide.
-    let child = spawn
-        .ignore(Signal::INT)
-        .pass_fd(INHERITED_NAME, theirs)
-        .start()
-        .map_err(|error| match error {
-            SpawnError::Start { .. } => Failure::new(FailureCode::WorkerLost, error.to_string()),
-            SpawnError::Os(_) => Failure::new(FailureCode::Internal, error.to_string()),
-        })?;
+    let spawn = spawn.ignore(Signal::INT).pass_fd(INHERITED_NAME, theirs);
+    let child = keeper.spawn(spawn).map_err(|error| match error {
+        SpawnError::Start { .. } => Failure::new(FailureCode::WorkerLost, error.to_string()),
+        SpawnError::Os(_) => Failure::new(FailureCode::Internal, error.to_string()),
+    })?;
     Ok((child, socket))
 }
 

@@ -6,6 +6,7 @@
 //! R3. A child is signalled through its pidfd only, so a signal never reaches a recycled process id.
 //! R4. A status is reported only after the child has been reaped, so it is always the true one.
 //! R5. Only children started here are waited for or signalled; a program's other children are its own.
+//! R6. After [`kill_all`] no child is left and none is started any more.
 
 use crate::poll::wait_readable;
 use crate::signal::Signal;
@@ -21,7 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// How long dropping a live [`Child`] waits for the kernel to end it after KILL.
@@ -81,6 +82,7 @@ pub struct Spawn {
     fds: Vec<(String, OwnedFd)>,
     stdout: Option<OwnedFd>,
     ignored: Vec<Signal>,
+    ends_with_thread: bool,
 }
 
 impl Spawn {
@@ -93,6 +95,7 @@ impl Spawn {
             fds: Vec::new(),
             stdout: None,
             ignored: Vec::new(),
+            ends_with_thread: false,
         }
     }
 
@@ -152,12 +155,32 @@ impl Spawn {
         self
     }
 
+    /// Has the kernel KILL the child as soon as the thread that calls [`Spawn::start`] has ended, and with it
+    /// at the latest when this process ends, however it ends. It also ends a child that is stopped, which
+    /// sees no end of file.
+    ///
+    /// The kernel watches the thread, not the process: start such a child on a thread that lives until the
+    /// child has been reaped, never on one that belongs to a caller.
+    #[must_use]
+    pub fn end_with_thread(mut self) -> Self {
+        self.ends_with_thread = true;
+        self
+    }
+
     /// Starts it.
     ///
     /// # Errors
-    /// [`SpawnError::Start`] if fork or exec fails (no such file, not executable, too many processes);
-    /// no process is left then.
+    /// [`SpawnError::Start`] if fork or exec fails (no such file, not executable, too many processes), or
+    /// after [`kill_all`]; no process is left then.
     pub fn start(self) -> Result<Child, SpawnError> {
+        // Held until the child is listed, so that `kill_all` misses none.
+        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+        if started.is_over {
+            return Err(SpawnError::Start {
+                program: self.program,
+                source: io::Error::other("this program is ending"),
+            });
+        }
         #[expect(clippy::disallowed_methods, reason = "the one place that starts processes")]
         let mut command = Command::new(&self.program);
         command
@@ -177,7 +200,24 @@ impl Spawn {
             command.env(variable(name), Announced::of(fd.as_fd())?.to_string());
         }
         let ignored = self.ignored;
+        let ends_with_thread = self.ends_with_thread;
+        // SAFETY: takes nothing and cannot fail.
+        let parent = unsafe { libc::getpid() };
         let prepare = move || {
+            if ends_with_thread {
+                // The kernel reads a whole unsigned long.
+                let kill: libc::c_ulong = libc::SIGKILL as libc::c_ulong;
+                // SAFETY: sets an attribute of the calling process; it survives exec.
+                if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, kill) } != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                // A parent that died before that sends no signal: then this process has another one by now.
+                // SAFETY: takes nothing and cannot fail.
+                if unsafe { libc::getppid() } != parent {
+                    // SAFETY: takes a number and does not return; nobody is left who would hear of it.
+                    unsafe { libc::_exit(1) };
+                }
+            }
             for &number in &numbers {
                 // SAFETY: `self.fds` keeps the descriptor open until after the fork.
                 let fd = unsafe { BorrowedFd::borrow_raw(number) };
@@ -190,7 +230,8 @@ impl Spawn {
             Ok(())
         };
         // SAFETY: the closure runs between fork and exec and makes only async-signal-safe calls (fcntl,
-        // signal) on values made before the fork; it neither allocates nor locks.
+        // signal, getppid, _exit, and prctl, which is a bare system call) on values made before the fork;
+        // it neither allocates nor locks.
         unsafe { command.pre_exec(prepare) };
         let mut process = command.spawn().map_err(|source| SpawnError::Start {
             program: self.program.clone(),
@@ -204,12 +245,17 @@ impl Spawn {
             .and_then(|raw| rustix::process::pidfd_open(raw, PidfdFlags::empty()));
         // The child has not been reaped, so its id is still its own.
         match pidfd {
-            Ok(pidfd) => Ok(Child {
-                pid,
-                pidfd,
-                stderr: process.stderr.take().map(OwnedFd::from),
-                status: Mutex::new(None),
-            }),
+            Ok(pidfd) => {
+                let stderr = process.stderr.take().map(OwnedFd::from);
+                let process = Arc::new(Process {
+                    pid,
+                    pidfd,
+                    status: Mutex::new(None),
+                });
+                started.processes.retain(|known| known.strong_count() > 0);
+                started.processes.push(Arc::downgrade(&process));
+                Ok(Child { process, stderr })
+            }
             Err(errno) => {
                 // Without a pidfd nobody could watch it: undo the start.
                 let _ = process.kill();
@@ -225,17 +271,52 @@ impl Spawn {
 /// All methods take `&self`: one thread may wait while others signal.
 #[derive(Debug)]
 pub struct Child {
+    process: Arc<Process>,
+    stderr: Option<OwnedFd>,
+}
+
+/// What a child's owner and [`kill_all`] share.
+#[derive(Debug)]
+struct Process {
     pid: u32,
     pidfd: OwnedFd,
-    stderr: Option<OwnedFd>,
     /// Set in the same step that reaps.
     status: Mutex<Option<ExitStatus>>,
+}
+
+/// The children of this process that somebody owns.
+struct Started {
+    processes: Vec<Weak<Process>>,
+    is_over: bool,
+}
+
+static STARTED: Mutex<Started> = Mutex::new(Started {
+    processes: Vec::new(),
+    is_over: false,
+});
+
+/// Ends every child that was started here with KILL, whoever owns it, and waits until all are reaped; false if
+/// the deadline passed first. No child can be started from then on: for a program that is about to exit at
+/// once, while its other threads go on.
+pub fn kill_all(deadline: Deadline) -> bool {
+    let processes: Vec<Arc<Process>> = {
+        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+        started.is_over = true;
+        started.processes.iter().filter_map(Weak::upgrade).collect()
+    };
+    for process in &processes {
+        // One that has ended needs none; one that cannot be signalled is waited for all the same.
+        let _ = process.signal(Signal::KILL);
+    }
+    // Each is looked at, also when one of them does not end.
+    let is_left = |process: &&Arc<Process>| matches!(process.wait(deadline), Ok(None));
+    processes.iter().filter(is_left).count() == 0
 }
 
 impl Child {
     /// Its process id, for reports; signals go by pidfd.
     pub fn pid(&self) -> u32 {
-        self.pid
+        self.process.pid
     }
 
     /// The reading end of its standard error; `None` after the first call.
@@ -248,6 +329,28 @@ impl Child {
     /// # Errors
     /// The kernel does not know the child (somebody else reaped it, against R5).
     pub fn try_wait(&self) -> Result<Option<ExitStatus>, OsError> {
+        self.process.try_wait()
+    }
+
+    /// Waits until it has ended and reaps it; `None` if the deadline passed first.
+    ///
+    /// # Errors
+    /// As [`Child::try_wait`].
+    pub fn wait(&self, deadline: Deadline) -> Result<Option<ExitStatus>, OsError> {
+        self.process.wait(deadline)
+    }
+
+    /// Sends it `signal`; false if it had ended already.
+    ///
+    /// # Errors
+    /// The kernel refuses (the child changed its user).
+    pub fn signal(&self, signal: Signal) -> Result<bool, OsError> {
+        self.process.signal(signal)
+    }
+}
+
+impl Process {
+    fn try_wait(&self) -> Result<Option<ExitStatus>, OsError> {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         if status.is_none() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
@@ -266,11 +369,7 @@ impl Child {
         Ok(*status)
     }
 
-    /// Waits until it has ended and reaps it; `None` if the deadline passed first.
-    ///
-    /// # Errors
-    /// As [`Child::try_wait`].
-    pub fn wait(&self, deadline: Deadline) -> Result<Option<ExitStatus>, OsError> {
+    fn wait(&self, deadline: Deadline) -> Result<Option<ExitStatus>, OsError> {
         loop {
             if let Some(status) = self.try_wait()? {
                 return Ok(Some(status));
@@ -281,11 +380,7 @@ impl Child {
         }
     }
 
-    /// Sends it `signal`; false if it had ended already.
-    ///
-    /// # Errors
-    /// The kernel refuses (the child changed its user).
-    pub fn signal(&self, signal: Signal) -> Result<bool, OsError> {
+    fn signal(&self, signal: Signal) -> Result<bool, OsError> {
         let action = "signal a child";
         let Some(number) = rustix::process::Signal::from_named_raw(signal.number()) else {
             return Err(OsError {
@@ -305,7 +400,7 @@ impl Child {
 /// children at once, together with whatever else a monitor waits for.
 impl AsFd for Child {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+        self.process.pidfd.as_fd()
     }
 }
 

@@ -18,6 +18,10 @@ pub fn open_device(config: &WorkerConfig, world_size: u16) -> Result<Rc<dyn Back
                 Some(n_threads) => n_threads.max(1) as usize,
                 None => (denoised_os::cpu::usable_cores() / usize::from(world_size.max(1))).max(1),
             };
+            let n_cores = denoised_os::cpu::usable_cores();
+            if n_threads > n_cores {
+                tracing::warn!("{n_threads} threads on {n_cores} cores take turns: fewer are faster");
+            }
             let options = CpuOptions {
                 n_threads,
                 ..CpuOptions::default()

@@ -6,7 +6,8 @@
 //! R2. The control lane has a thread of its own: ping, cancel and stop are obeyed while a forward runs.
 //! R3. The data lane is emptied between steps and whenever an event waits for room, so that a busy rank holds nobody up.
 //! R4. A panic in the program is a failure of the rank, reported with its text; a rank that failed does not go on.
-//! R5. A worker process does not outlive its executor: the end of file on its socket ends it, whatever it is doing.
+//! R5. A worker process does not outlive its executor: the end of file on its socket ends it, whatever it is doing. (The executor
+//!     also has the kernel kill its workers when it dies, for those that are stopped.)
 //!
 //! # A worker program of your own
 //! With [`PipelineStart`] in place of `PainterStart` this is the worker that draws with a checkpoint.

@@ -120,7 +120,12 @@ impl PipelineProgram {
         let mut running = match self.pipeline.begin(&request) {
             Ok(running) => running,
             Err(failure) => {
-                end_with(request_id, failure.during("prompt encoding"), sink)?;
+                let failure = match failure.code {
+                    // Found before anything was computed.
+                    FailureCode::InvalidRequest => failure,
+                    _ => failure.during("prompt encoding"),
+                };
+                end_with(request_id, failure, sink)?;
                 return Ok(None);
             }
         };

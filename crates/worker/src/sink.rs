@@ -132,11 +132,9 @@ impl<'a> Sink<'a> {
             None => outcome,
         };
         let failed = |failure: Failure| {
-            let failure = if failure.rank.is_none() {
-                failure.on_rank(rank)
-            } else {
-                failure
-            };
+            // What the caller got wrong is wrong on every rank.
+            let is_placed = failure.rank.is_some() || failure.code == FailureCode::InvalidRequest;
+            let failure = if is_placed { failure } else { failure.on_rank(rank) };
             Event::RequestDone {
                 request_id,
                 outcome: Err(failure),
