@@ -1,7 +1,7 @@
 //! Children as a parent sees them. Each test starts this test program once more, where `child_main`
 //! plays the part that the environment names.
 
-use denoised_os::child::{Child, ExitStatus, Spawn, inherited_fd};
+use denoised_os::child::{Child, ExitStatus, Spawn, inherited_fd, kill_all};
 use denoised_os::memfd::{Access, SealedMemory};
 use denoised_os::poll::wait_readable;
 use denoised_os::signal::Signal;
@@ -94,6 +94,36 @@ fn child_main() {
             let _ = channel.wait_closed(soon());
             std::process::exit(0);
         }
+        "kills all" => {
+            let (stopped, ended, running) = (start("sleep"), start("exit 3"), start("sleep"));
+            stopped.signal(Signal::STOP).unwrap();
+            assert_eq!(end_of(&ended), ExitStatus::Code(3));
+            assert!(kill_all(soon()));
+            for child in [&stopped, &running] {
+                assert!(
+                    !std::fs::exists(format!("/proc/{}", child.pid())).unwrap(),
+                    "reaped"
+                );
+                assert_eq!(
+                    end_of(child),
+                    ExitStatus::Signal(Signal::KILL),
+                    "its owner hears it too"
+                );
+            }
+            let error = spawn("sleep").start().unwrap_err();
+            assert!(error.to_string().contains("this program is ending"), "{error}");
+            assert!(kill_all(Deadline::PASSED), "none is left");
+            std::process::exit(0);
+        }
+        "parent of a stopped child" => {
+            let child = spawn("sleep").end_with_thread().start().unwrap();
+            child.signal(Signal::STOP).unwrap();
+            let channel = Channel::from_fd(inherited_fd("link").unwrap()).unwrap();
+            channel
+                .send(child.pid().to_string().as_bytes(), &[], soon())
+                .unwrap();
+            std::thread::sleep(Duration::from_secs(600));
+        }
         other => panic!("unknown part {other}"),
     }
 }
@@ -137,6 +167,49 @@ fn a_dropped_child_is_gone() {
     assert!(std::fs::exists(&folder).unwrap());
     drop(child);
     assert!(!std::fs::exists(&folder).unwrap(), "killed and reaped");
+}
+
+#[test]
+fn killing_all_ends_and_reaps_every_child_and_lets_no_other_start() {
+    assert_eq!(end_of(&start("kills all")), ExitStatus::Code(0));
+}
+
+#[test]
+fn a_child_ends_with_the_thread_that_started_it_if_so_asked() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let ending = spawn("sleep").end_with_thread().start().unwrap();
+        sender.send((ending, start("sleep"))).unwrap();
+    })
+    .join()
+    .unwrap();
+    let (ending, staying) = receiver.recv().unwrap();
+    assert_eq!(end_of(&ending), ExitStatus::Signal(Signal::KILL));
+    assert_eq!(staying.wait(Deadline::after_ms(50)).unwrap(), None);
+}
+
+#[test]
+fn a_stopped_child_ends_with_a_killed_parent_if_so_asked() {
+    let (ours, theirs) = Channel::pair().unwrap();
+    let parent = spawn("parent of a stopped child")
+        .pass_fd("link", theirs.into_fd())
+        .start()
+        .unwrap();
+    let pid = String::from_utf8(ours.receive(soon()).unwrap().bytes).unwrap();
+    let is_there = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // Its new parent may take its time to reap it.
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    };
+    assert!(is_there());
+    parent.signal(Signal::KILL).unwrap();
+    assert_eq!(end_of(&parent), ExitStatus::Signal(Signal::KILL));
+    let until = soon();
+    while is_there() {
+        assert!(!until.has_passed(), "process {pid} outlived its parent");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
