@@ -322,6 +322,22 @@ fn o1_workers_do_not_outlive_a_killed_supervisor() {
 }
 
 #[test]
+fn o1_also_holds_for_stopped_workers() {
+    let _watchdog = watchdog("o1 stopped");
+    for role in ["idle", "busy"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (supervisor, pids) = supervisor(role, folder.path());
+        kill("STOP", &pids);
+        supervisor.signal(Signal::KILL).unwrap();
+        assert_eq!(wait_for(&supervisor, soon()), ExitStatus::Signal(Signal::KILL));
+        assert!(
+            eventually(soon(), || pids.iter().all(|pid| !is_running(*pid))),
+            "{role}"
+        );
+    }
+}
+
+#[test]
 fn o3_a_world_outlives_the_thread_that_started_it() {
     let _watchdog = watchdog("o3");
     let executor = std::thread::spawn(|| start(2, &Script::default()))
@@ -479,6 +495,27 @@ fn s7_a_shutdown_during_a_long_call_keeps_its_budget() {
         assert!(matches!(caller.join().unwrap(), Err(ExecutorError::Closed)));
     });
     assert!(executor.world().pids.iter().all(|pid| !is_running(*pid)));
+}
+
+#[test]
+fn a_shutdown_ends_stopped_workers_within_its_budget() {
+    let _watchdog = watchdog("stopped");
+    for budget in [Duration::ZERO, Duration::from_secs(1)] {
+        let executor = start(2, &Script::default());
+        let pids = executor.world().pids;
+        kill("STOP", &pids);
+        let begin = Instant::now();
+        let report = executor.shutdown(budget);
+        // KILL has half a second of its own; the rest is for a loaded machine.
+        assert!(begin.elapsed() < budget + Duration::from_secs(10), "{report:?}");
+        for exit in &report.ranks {
+            assert_eq!(
+                (exit.means, exit.status.as_str()),
+                ("KILL", "killed by signal 9 (SIGKILL)")
+            );
+        }
+        assert!(pids.iter().all(|pid| !is_running(*pid)));
+    }
 }
 
 #[test]
