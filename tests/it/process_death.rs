@@ -1,11 +1,14 @@
 //! Processes that die: workers, the supervisor, both by Ctrl-C. Nobody waits for ever, nothing is left behind.
 
-use crate::support::{Running, children_of, demo_model, denoised, is_alive, send, send_to_group, wait_until};
+use crate::support::{
+    Running, case, children_of, demo_model, denoised, is_alive, send, send_to_group, wait_until,
+};
 use denoised_engine::{Engine, EngineOptions, RequestEvent, RequestHandle, RequestPolicy, SubmitOptions};
 use denoised_executor::{Executor, MpExecutor, MpOptions};
 use denoised_types::{FailureCode, GenerateRequest, Rank, WorkerConfig};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -144,6 +147,91 @@ fn workers_do_not_outlive_a_killed_supervisor() {
 }
 
 #[test]
+fn stopped_workers_do_not_outlive_a_killed_supervisor() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (running, workers) = busy(folder.path(), &[]);
+    workers.iter().for_each(|&worker| send(Signal::STOP, worker));
+    send(Signal::KILL, running.pid());
+    let gone = wait_until(Duration::from_secs(2), || {
+        workers.iter().all(|&worker| !is_alive(worker))
+    });
+    assert!(gone, "alive 2 s after their supervisor: {workers:?}");
+}
+
+#[test]
+fn ctrl_c_ends_stopped_workers_too() {
+    // The second signal does not wait for anything.
+    for (signal, n_signals) in [(Signal::INT, 1), (Signal::TERM, 1), (Signal::INT, 2)] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (running, workers) = busy(folder.path(), &["--json"]);
+        workers.iter().for_each(|&worker| send(Signal::STOP, worker));
+        let begin = Instant::now();
+        send(signal, running.pid());
+        if n_signals == 2 {
+            // Two that come at once are one.
+            std::thread::sleep(Duration::from_millis(500));
+            send(signal, running.pid());
+        }
+        let outcome = running.finish().expect_code(130);
+        // About 6 s after one signal, and at once after two.
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(30), "{took:?}");
+        assert!(
+            workers.iter().all(|&worker| !is_alive(worker)),
+            "{signal:?}: a worker outlived its supervisor"
+        );
+        let lines = outcome.json_lines();
+        assert!(n_signals == 2 || lines.len() == N_PROMPTS, "{lines:?}");
+        assert!(
+            lines.iter().all(|line| line["error"]["code"] == "cancelled"),
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn ctrl_c_ends_other_commands_with_stopped_workers() {
+    let emoji_dit = case("emoji-dit");
+    let commands: [&[&OsStr]; 2] = [
+        &[
+            "verify".as_ref(),
+            emoji_dit.as_os_str(),
+            "--workers".as_ref(),
+            "2".as_ref(),
+        ],
+        &[
+            "bench".as_ref(),
+            "executor".as_ref(),
+            "--idle-seconds".as_ref(),
+            "60".as_ref(),
+        ],
+    ];
+    for args in commands {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut command = denoised(folder.path());
+        command.args(args);
+        let running = Running::start(command, b"");
+        let pid = running.pid();
+        let is_started = || !children_of(pid).is_empty();
+        assert!(
+            wait_until(Duration::from_secs(60), is_started),
+            "no worker was started"
+        );
+        let workers = children_of(pid);
+        // One that has ended by now is no worker of this test any more.
+        for worker in workers.iter().filter(|&&worker| is_alive(worker)) {
+            send(Signal::STOP, *worker);
+        }
+        send(Signal::INT, pid);
+        running.finish().expect_code(130);
+        assert!(
+            workers.iter().all(|&worker| !is_alive(worker)),
+            "{args:?}: {workers:?}"
+        );
+    }
+}
+
+#[test]
 fn workers_do_not_outlive_a_supervisor_killed_while_it_starts() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut command = denoised(folder.path());
@@ -206,12 +294,14 @@ fn ctrl_c_while_the_workers_start_ends_everything_too() {
         "no worker was started"
     );
     let workers = children_of(pid);
+    // One of them will not hear of it.
+    send(Signal::STOP, workers[0]);
     send_to_group(Signal::INT, pid);
     running.finish().expect_code(130);
-    let gone = wait_until(Duration::from_secs(2), || {
-        workers.iter().all(|&worker| !is_alive(worker))
-    });
-    assert!(gone, "alive 2 s after their supervisor: {workers:?}");
+    assert!(
+        workers.iter().all(|&worker| !is_alive(worker)),
+        "a worker outlived its supervisor: {workers:?}"
+    );
 }
 
 #[test]

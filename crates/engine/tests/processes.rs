@@ -205,6 +205,38 @@ fn closes_deaths_and_submissions_at_once_lose_no_request() {
 }
 
 #[test]
+fn a_close_ends_stopped_workers_within_its_budget() {
+    let _watchdog = watchdog("stopped");
+    let executor = processes(2, &Script::with_steps_of(100));
+    let pids = executor.world().pids;
+    let engine = engine(executor, 10);
+    let mut handles: Vec<_> = (0..4)
+        .map(|seed| {
+            engine
+                .submit(request(seed, 1000), SubmitOptions::default())
+                .unwrap()
+        })
+        .collect();
+    for handle in &mut handles[..2] {
+        assert!(handle.any(|event| matches!(event, RequestEvent::Step { .. })));
+    }
+    kill("STOP", &pids);
+    handles.iter().for_each(|handle| handle.cancel());
+    let begin = Instant::now();
+    let report = engine.close(Duration::from_secs(2));
+    // The budget, half a second for KILL, and the rest for a loaded machine.
+    assert!(begin.elapsed() < Duration::from_secs(20), "{report:?}");
+    assert!(
+        report.shutdown.ranks.iter().all(|rank| rank.means == "KILL"),
+        "{report:?}"
+    );
+    assert!(pids.iter().all(|pid| !is_running(*pid)));
+    for handle in handles {
+        assert!(handle.wait().is_err());
+    }
+}
+
+#[test]
 fn a_deadline_within_a_long_step_ends_the_request_and_not_the_world() {
     let _watchdog = watchdog("deadline in a step");
     let script = Script::default().fault(None, At::Step(1), What::Sleep(2500));
