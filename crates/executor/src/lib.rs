@@ -29,6 +29,7 @@
 mod contract;
 mod options;
 
+mod hosted;
 mod mp;
 mod uni;
 

@@ -1,8 +1,8 @@
 //! Workers as processes of this machine.
 
 use crate::{
-    CallTarget, Executor, ExecutorError, ExecutorEvent, Health, Limits, MpOptions, RankReply, ShutdownReport,
-    Waker, WorldInfo, WorldStats,
+    Executor, ExecutorError, Limits, MpOptions, ShutdownReport, WorldStats,
+    hosted::Hosted,
     keeper::Keeper,
     start::{self, Progress, StartedWorld},
     stderr::{StderrTail, StderrThread},
@@ -10,8 +10,7 @@ use crate::{
     world::World,
 };
 use denoised_os::{Deadline, child::Child, poll::Wakeup, poll::wait_readable, signal::Signal};
-use denoised_types::{CallId, Failure, Rank, RequestId};
-use denoised_wire::Wave;
+use denoised_types::{Failure, Rank};
 use std::{
     os::fd::{AsFd, BorrowedFd},
     sync::{
@@ -19,7 +18,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Budget of the shutdown that dropping does.
@@ -106,50 +105,12 @@ impl MpExecutor {
     }
 }
 
-impl Executor for MpExecutor {
-    fn world(&self) -> WorldInfo {
-        self.shared.world.info().clone()
+impl Hosted for MpExecutor {
+    fn hosted(&self) -> &Arc<World> {
+        &self.shared.world
     }
 
-    fn dispatch(&self, wave: Wave, deadline: Instant) -> Result<CallId, ExecutorError> {
-        self.shared.world.dispatch(wave, deadline)
-    }
-
-    fn cancel(&self, requests: &[RequestId], _deadline: Instant) -> Result<(), ExecutorError> {
-        self.shared.world.cancel(requests)
-    }
-
-    fn wait_events(&self, until: Instant) -> Vec<ExecutorEvent> {
-        self.shared.world.wait_events(until)
-    }
-
-    fn waker(&self) -> Waker {
-        self.shared.world.waker()
-    }
-
-    fn call(
-        &self,
-        method: &str,
-        args: &[u8],
-        target: CallTarget,
-        deadline: Instant,
-    ) -> Result<Vec<RankReply>, ExecutorError> {
-        self.shared.world.call(method, args, target, deadline)
-    }
-
-    fn health(&self, limit: Duration) -> Health {
-        self.shared.world.health(limit)
-    }
-
-    fn failure(&self) -> Option<Failure> {
-        self.shared.world.failure()
-    }
-
-    fn on_failure(&self, callback: Box<dyn FnOnce(&Failure) + Send>) {
-        self.shared.world.on_failure(callback);
-    }
-
-    fn shutdown(&self, budget: Duration) -> ShutdownReport {
+    fn end(&self, budget: Duration) -> ShutdownReport {
         let Shared {
             world,
             processes,

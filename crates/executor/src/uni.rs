@@ -4,22 +4,22 @@
 //!     its thread ends with that step.
 
 use crate::{
-    CallTarget, Executor, ExecutorError, ExecutorEvent, Health, Limits, RankReply, ShutdownReport,
-    UniOptions, Waker, WorldInfo, WorldStats,
+    Executor, ExecutorError, Limits, ShutdownReport, UniOptions, WorldInfo, WorldStats,
+    hosted::Hosted,
     start::{Progress, default_n_threads, next_epoch, setup_failure},
     stop::{First, Lives, Stopper},
     world::World,
 };
 use denoised_link::{LinkError, LocalBoot, WorkerEnd, local_link};
 use denoised_os::{Deadline, signal::Signal};
-use denoised_types::{CallId, Failure, FailureCode, ModelInfo, Rank, RequestId};
-use denoised_wire::{BootUp, StartPhase, Wave};
+use denoised_types::{Failure, FailureCode, ModelInfo, Rank};
+use denoised_wire::{BootUp, StartPhase};
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Budget of the shutdown that dropping does.
@@ -162,50 +162,12 @@ fn await_ready(
     }
 }
 
-impl Executor for UniExecutor {
-    fn world(&self) -> WorldInfo {
-        self.shared.world.info().clone()
+impl Hosted for UniExecutor {
+    fn hosted(&self) -> &Arc<World> {
+        &self.shared.world
     }
 
-    fn dispatch(&self, wave: Wave, deadline: Instant) -> Result<CallId, ExecutorError> {
-        self.shared.world.dispatch(wave, deadline)
-    }
-
-    fn cancel(&self, requests: &[RequestId], _deadline: Instant) -> Result<(), ExecutorError> {
-        self.shared.world.cancel(requests)
-    }
-
-    fn wait_events(&self, until: Instant) -> Vec<ExecutorEvent> {
-        self.shared.world.wait_events(until)
-    }
-
-    fn waker(&self) -> Waker {
-        self.shared.world.waker()
-    }
-
-    fn call(
-        &self,
-        method: &str,
-        args: &[u8],
-        target: CallTarget,
-        deadline: Instant,
-    ) -> Result<Vec<RankReply>, ExecutorError> {
-        self.shared.world.call(method, args, target, deadline)
-    }
-
-    fn health(&self, limit: Duration) -> Health {
-        self.shared.world.health(limit)
-    }
-
-    fn failure(&self) -> Option<Failure> {
-        self.shared.world.failure()
-    }
-
-    fn on_failure(&self, callback: Box<dyn FnOnce(&Failure) + Send>) {
-        self.shared.world.on_failure(callback);
-    }
-
-    fn shutdown(&self, budget: Duration) -> ShutdownReport {
+    fn end(&self, budget: Duration) -> ShutdownReport {
         let Shared {
             world,
             thread,
