@@ -539,7 +539,9 @@ mod tests {
     #[test]
     fn a_members_own_failure_is_its_own() {
         for (place, phase) in [
-            ("begin=invalid_request", "invalid_request, prompt encoding"),
+            // What the caller got wrong happened nowhere.
+            ("begin=invalid_request", "invalid_request, "),
+            ("begin=out_of_memory", "out_of_memory, prompt encoding"),
             ("step=non_finite", "non_finite, step 1 of 2"),
             ("decode=non_finite", "non_finite, decoding"),
         ] {
