@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rebuilds both checkpoints from nothing with the settings of the shipped ones. About 45 minutes on
+# Rebuilds both checkpoints from nothing with the settings of the shipped ones. About an hour and a half on
 # two AVX2 cores. Run in this folder, in a venv with requirements.txt:
 #     BUILD=build OUT=out bash run_all.sh
 # BUILD receives data and training state, OUT the finished folders; THREADS sets the threads (2).
@@ -12,7 +12,7 @@ python latents.py
 python train_dit.py --core --steps 2270 --batch 32 --heads 4 --lr 2e-3 --cool 1400
 python export.py dit
 python samples.py emoji-dit
-python train_unet.py --core --steps 527 --batch 32 --cool 380
+python train_unet.py --core --steps 4250 --batch 32 --cool 330
 python export.py unet
 python samples.py emoji-unet
 for name in emoji-dit emoji-unet; do
