@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 /// How long dropping a live [`Child`] waits for the kernel to end it after KILL.
@@ -290,6 +290,9 @@ struct Started {
     is_over: bool,
 }
 
+/// Between two looks at the list while a child is being started.
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
+
 static STARTED: Mutex<Started> = Mutex::new(Started {
     processes: Vec::new(),
     is_over: false,
@@ -298,12 +301,21 @@ static STARTED: Mutex<Started> = Mutex::new(Started {
 /// Ends every child that was started here with KILL, whoever owns it, and waits until all are reaped; false if
 /// the deadline passed first. No child can be started from then on: for a program that is about to exit at
 /// once, while its other threads go on.
+///
+/// A child that somebody stopped between fork and exec keeps its start, and the list, to itself: then the answer is false after the
+/// deadline, and a parent-death signal ([`Spawn::end_with_thread`]) is what ends that child.
 pub fn kill_all(deadline: Deadline) -> bool {
-    let processes: Vec<Arc<Process>> = {
-        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
-        started.is_over = true;
-        started.processes.iter().filter_map(Weak::upgrade).collect()
+    let mut started = loop {
+        match STARTED.try_lock() {
+            Ok(started) => break started,
+            Err(TryLockError::Poisoned(started)) => break started.into_inner(),
+            Err(TryLockError::WouldBlock) if deadline.has_passed() => return false,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+        }
     };
+    started.is_over = true;
+    let processes: Vec<Arc<Process>> = started.processes.iter().filter_map(Weak::upgrade).collect();
+    drop(started);
     for process in &processes {
         // One that has ended needs none; one that cannot be signalled is waited for all the same.
         let _ = process.signal(Signal::KILL);
