@@ -212,14 +212,16 @@ fn ctrl_c_ends_other_commands_with_stopped_workers() {
         command.args(args);
         let running = Running::start(command, b"");
         let pid = running.pid();
-        let is_started = || !children_of(pid).is_empty();
+        // One that is stopped between fork and exec is no worker yet: it still has the arguments, and the pipes, of its parent.
+        let arguments = |pid: u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let has_begun = |child: &u32| is_alive(*child) && arguments(*child) != arguments(pid);
+        let begun = || -> Vec<u32> { children_of(pid).into_iter().filter(has_begun).collect() };
         assert!(
-            wait_until(Duration::from_secs(60), is_started),
+            wait_until(Duration::from_secs(60), || !begun().is_empty()),
             "no worker was started"
         );
-        let workers = children_of(pid);
-        // One that has ended by now is no worker of this test any more.
-        for worker in workers.iter().filter(|&&worker| is_alive(worker)) {
+        let workers = begun();
+        for worker in &workers {
             send(Signal::STOP, *worker);
         }
         send(Signal::INT, pid);
