@@ -148,9 +148,7 @@ impl Pipeline for DiffusionPipeline {
         let given = self.given_latents(request, &resolved)?;
         let (prompt, negative) = self.tokenize(request, resolved.guidance);
         resolved.warnings = warnings(&prompt, negative.as_ref());
-        let schedule = self
-            .sampler(&resolved.sampler)?
-            .schedule(resolved.n_steps as usize);
+        let schedule = self.schedule(&resolved.sampler, resolved.n_steps)?;
 
         let ctx = self.ctx();
         let encode = |text: &Tokenized, options| self.parts.conditioner.encode(&ctx, text, options);
@@ -360,7 +358,7 @@ impl DiffusionPipeline {
         }
         let default = info.samplers.first().map_or("", String::as_str);
         let sampler = request.sampler.as_deref().unwrap_or(default).to_owned();
-        self.sampler(&sampler)?;
+        self.schedule(&sampler, n_steps)?;
         self.text_options(request)?;
         let resolved = Resolved {
             width,
@@ -407,6 +405,11 @@ impl DiffusionPipeline {
                 self.parts.info.samplers.join(", ")
             ))),
         }
+    }
+
+    fn schedule(&self, sampler: &str, n_steps: u32) -> Result<Schedule, Failure> {
+        let schedule = self.sampler(sampler)?.schedule(n_steps as usize);
+        schedule.map_err(|error| invalid(error.to_string()))
     }
 
     fn text_options(&self, request: &GenerateRequest) -> Result<TextOptions, Failure> {

@@ -1,6 +1,6 @@
-//! Why a checkpoint's sampler configuration cannot be carried out.
+//! Why a checkpoint's sampler configuration or a request's number of steps cannot be carried out.
 
-/// Errors of building a sampler.
+/// Errors of building a sampler and of asking it for a schedule.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SamplerError {
     /// A setting that would change the result and is not implemented.
@@ -26,5 +26,15 @@ pub enum SamplerError {
         value: String,
         /// What would do.
         expected: &'static str,
+    },
+    /// A number of steps with which these settings make no schedule; the only error of [`Sampler::schedule`](crate::Sampler::schedule).
+    #[error("steps is {n_steps}, sampler {sampler} takes {expected} with this model")]
+    StepCount {
+        /// Name of the sampler on the command line.
+        sampler: &'static str,
+        /// Steps asked for.
+        n_steps: usize,
+        /// What would do.
+        expected: String,
     },
 }

@@ -117,7 +117,14 @@ impl Sampler for FlowEuler {
         Self::NAME
     }
 
-    fn schedule(&self, n_steps: usize) -> Schedule {
+    fn schedule(&self, n_steps: usize) -> Result<Schedule, SamplerError> {
+        if n_steps == 0 {
+            return Err(SamplerError::StepCount {
+                sampler: Self::NAME,
+                n_steps,
+                expected: "at least 1".to_owned(),
+            });
+        }
         let n_train = f64::from(self.n_train_timesteps);
         let first = self.train_sigma(self.n_train_timesteps) * n_train;
         let last = self.train_sigma(1) * n_train;
@@ -138,16 +145,18 @@ impl Sampler for FlowEuler {
             .iter()
             .map(|sigma| sigma * self.n_train_timesteps as f32)
             .collect();
+        let input_scales = vec![1.0; n_steps];
         sigmas.push(0.0);
         let coefficients = sigmas
             .windows(2)
             .map(|pair| [1.0, pair[1] - pair[0], 0.0])
             .collect();
-        Schedule {
+        Ok(Schedule {
             timesteps,
+            input_scales,
             sigmas,
             coefficients,
             init_noise_scale: 1.0,
-        }
+        })
     }
 }

@@ -89,9 +89,10 @@ fn timesteps_sigmas_and_steps_are_diffusers() {
         }
         let sampler = FlowEuler::new(&config).expect("supported settings");
         let n_steps = case["n_steps"].as_u64().expect("a number") as usize;
-        let schedule = sampler.schedule(n_steps);
+        let schedule = sampler.schedule(n_steps).expect("a step count that works");
         let what = format!("{:?} with {n_steps} steps", case["config"]);
         assert_eq!(schedule.n_steps(), n_steps, "{what}");
+        assert_eq!(schedule.input_scales, vec![1.0; n_steps], "{what}");
         assert_eq!(
             schedule.timesteps,
             floats(&case["timesteps"]),
@@ -157,6 +158,17 @@ fn a_terminal_shift_of_zero_is_none() {
         shift_terminal: Some(0.0),
         ..FlowEulerConfig::default()
     };
-    let schedule = FlowEuler::new(&config).expect("supported").schedule(1);
+    let sampler = FlowEuler::new(&config).expect("supported");
+    let schedule = sampler.schedule(1).expect("one step");
     assert_eq!(schedule.sigmas, [1.0, 0.0]);
+}
+
+#[test]
+fn no_steps_make_no_schedule() {
+    let sampler = FlowEuler::new(&FlowEulerConfig::default()).expect("supported");
+    let error = sampler.schedule(0).expect_err("no steps");
+    assert_eq!(
+        error.to_string(),
+        "steps is 0, sampler flow-euler takes at least 1 with this model"
+    );
 }
