@@ -39,9 +39,9 @@ pub(crate) struct Tokenized {
 /// All text encoders of a family together.
 pub(crate) trait Conditioner: Debug {
     /// Ids of `text`; `what` names it in warnings (`prompt`).
-    fn tokenize(&self, text: &str, what: &str) -> Tokenized;
+    fn tokenize(&self, text: &str, what: &str, options: TextOptions) -> Tokenized;
 
-    /// Encodes one text. The result depends on nothing else, in particular not on what shares a batch.
+    /// Encodes one text, with the options with which it was tokenized but for `clip_skip`. The result depends on nothing else, in particular not on what shares a batch.
     ///
     /// # Errors
     /// The device's.

@@ -137,7 +137,8 @@ impl Pipeline for DiffusionPipeline {
 
     fn resolve(&self, request: &GenerateRequest) -> Result<Resolved, Failure> {
         let mut resolved = self.resolve_numbers(request)?;
-        let (prompt, negative) = self.tokenize(request, resolved.guidance);
+        let options = self.text_options(request)?;
+        let (prompt, negative) = self.tokenize(request, resolved.guidance, options);
         resolved.warnings = warnings(&prompt, negative.as_ref());
         Ok(resolved)
     }
@@ -146,7 +147,7 @@ impl Pipeline for DiffusionPipeline {
         let mut resolved = self.resolve_numbers(request)?;
         let options = self.text_options(request)?;
         let given = self.given_latents(request, &resolved)?;
-        let (prompt, negative) = self.tokenize(request, resolved.guidance);
+        let (prompt, negative) = self.tokenize(request, resolved.guidance, options);
         resolved.warnings = warnings(&prompt, negative.as_ref());
         let schedule = self.schedule(&resolved.sampler, resolved.n_steps)?;
 
@@ -483,11 +484,16 @@ impl DiffusionPipeline {
     }
 
     /// Ids of the prompt and, with guidance, of the negative prompt.
-    fn tokenize(&self, request: &GenerateRequest, guidance: f32) -> (Tokenized, Option<Tokenized>) {
+    fn tokenize(
+        &self,
+        request: &GenerateRequest,
+        guidance: f32,
+        options: TextOptions,
+    ) -> (Tokenized, Option<Tokenized>) {
         let conditioner = &self.parts.conditioner;
-        let prompt = conditioner.tokenize(&request.prompt, "prompt");
+        let prompt = conditioner.tokenize(&request.prompt, "prompt", options);
         let negative = request.negative_prompt.as_deref().unwrap_or_default();
-        let negative = (guidance > 1.0).then(|| conditioner.tokenize(negative, "negative prompt"));
+        let negative = (guidance > 1.0).then(|| conditioner.tokenize(negative, "negative prompt", options));
         (prompt, negative)
     }
 

@@ -230,7 +230,7 @@ struct Sd3Conditioner {
 }
 
 impl Conditioner for Sd3Conditioner {
-    fn tokenize(&self, text: &str, what: &str) -> Tokenized {
+    fn tokenize(&self, text: &str, what: &str, _: TextOptions) -> Tokenized {
         let mut tokenized = Tokenized {
             raw: Vec::new(),
             fitted: Vec::new(),
