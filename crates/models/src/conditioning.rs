@@ -12,8 +12,8 @@ pub(crate) struct Conditioning {
     /// How many equal tokens the last one stands for, itself included. Tokens that are equal on entry and have no positions stay equal
     /// in every block, so one of them, weighted in the softmax, does for all.
     pub(crate) n_last_repeats: usize,
-    /// `[batch, channels]`.
-    pub(crate) pooled: Tensor,
+    /// `[batch, channels]`, of families whose denoiser takes it.
+    pub(crate) pooled: Option<Tensor>,
 }
 
 /// What a request may choose about the encoding of a text.

@@ -303,6 +303,9 @@ impl DiffusionPipeline {
         let current = |member: &&mut Generation| member.schedule.timesteps[member.step_idx];
         let timesteps: Vec<f32> = members.iter().map(current).collect();
         let timesteps = ctx.upload_f32(&timesteps.repeat(n_copies), &[n_copies * n_members])?;
+        let scale = |member: &&mut Generation| member.schedule.input_scales[member.step_idx];
+        let scales: Vec<f32> = members.iter().map(scale).collect();
+        let scaled = scaled_inputs(ctx, &inputs, &scales.repeat(n_copies))?;
         let stacked;
         let conditioning = if n_members == 1 {
             &members[0].conditioning
@@ -313,7 +316,7 @@ impl DiffusionPipeline {
         let predictions = self
             .parts
             .denoiser
-            .forward(ctx, &inputs, &timesteps, conditioning)?;
+            .forward(ctx, &scaled, &timesteps, conditioning)?;
 
         let latents = inputs.narrow(0, 0, n_members)?;
         let conditional = predictions.narrow(0, (n_copies - 1) * n_members, n_members)?;
@@ -357,8 +360,7 @@ impl DiffusionPipeline {
                 "guidance is {guidance}, it must be a finite number"
             )));
         }
-        let default = info.samplers.first().map_or("", String::as_str);
-        let sampler = request.sampler.as_deref().unwrap_or(default).to_owned();
+        let sampler = self.sampler_name(request)?.to_owned();
         self.schedule(&sampler, n_steps)?;
         self.text_options(request)?;
         let resolved = Resolved {
@@ -395,6 +397,19 @@ impl DiffusionPipeline {
             )));
         }
         Ok(px)
+    }
+
+    /// What the request names, or the checkpoint's own.
+    fn sampler_name<'a>(&'a self, request: &'a GenerateRequest) -> Result<&'a str, Failure> {
+        let samplers = &self.parts.info.samplers;
+        match (&request.sampler, &self.parts.foreign_scheduler) {
+            (Some(name), _) => Ok(name),
+            (None, None) => Ok(samplers.first().map_or("", String::as_str)),
+            (None, Some(class)) => Err(invalid(format!(
+                "this model's own scheduler {class} is not supported yet by this version; name a sampler: {}",
+                samplers.join(" or ")
+            ))),
+        }
     }
 
     fn sampler(&self, name: &str) -> Result<&dyn Sampler, Failure> {
@@ -525,31 +540,51 @@ impl DiffusionPipeline {
                 &one.tokens,
                 one.n_last_repeats,
             )?);
-            tensors.push(trace::plain(ctx, pooled.to_owned(), &one.pooled)?);
+            if let Some(x) = &one.pooled {
+                tensors.push(trace::plain(ctx, pooled.to_owned(), x)?);
+            }
         }
         Ok(tensors)
     }
 }
 
+/// What the denoiser sees of `latents`: each batch element times its factor. The sampler goes on from the latents themselves.
+fn scaled_inputs(ctx: &Ctx<'_>, latents: &Tensor, scales: &[f32]) -> Result<Tensor, TensorError> {
+    // A member that shares its batch with others may be multiplied by 1, which changes no bit.
+    if scales.iter().all(|scale| *scale == 1.0) {
+        return Ok(latents.clone());
+    }
+    let scales = ctx.cast(&ctx.upload_f32(scales, &[scales.len(), 1, 1, 1])?)?;
+    let out = ctx.alloc(latents.dims())?;
+    ctx.backend.mul(latents, &scales, &out)?;
+    Ok(out)
+}
+
 /// Conditionings of equal shapes as one batch, in order.
 fn stack(ctx: &Ctx<'_>, parts: &[&Conditioning]) -> Result<Conditioning, TensorError> {
-    let all = |of: fn(&Conditioning) -> &Tensor| -> Result<Tensor, TensorError> {
-        let mut dims = of(parts[0]).dims().to_vec();
-        dims[0] = parts.iter().map(|part| of(part).dim(0)).sum();
-        let out = ctx.alloc(&dims)?;
-        let mut row = 0;
-        for part in parts {
-            let x = of(part);
-            ctx.backend.copy(x, &out.narrow(0, row, x.dim(0))?)?;
-            row += x.dim(0);
-        }
-        Ok(out)
-    };
+    let tokens: Vec<&Tensor> = parts.iter().map(|part| &part.tokens).collect();
+    let pooled: Vec<&Tensor> = parts.iter().filter_map(|part| part.pooled.as_ref()).collect();
     Ok(Conditioning {
-        tokens: all(|part| &part.tokens)?,
+        tokens: stack_tensors(ctx, &tokens)?,
         n_last_repeats: parts[0].n_last_repeats,
-        pooled: all(|part| &part.pooled)?,
+        pooled: match pooled.is_empty() {
+            true => None,
+            false => Some(stack_tensors(ctx, &pooled)?),
+        },
     })
+}
+
+/// Tensors that differ at most in their batch, one behind the other.
+fn stack_tensors(ctx: &Ctx<'_>, parts: &[&Tensor]) -> Result<Tensor, TensorError> {
+    let mut dims = parts[0].dims().to_vec();
+    dims[0] = parts.iter().map(|part| part.dim(0)).sum();
+    let out = ctx.alloc(&dims)?;
+    let mut row = 0;
+    for part in parts {
+        ctx.backend.copy(part, &out.narrow(0, row, part.dim(0))?)?;
+        row += part.dim(0);
+    }
+    Ok(out)
 }
 
 /// All negative prompts, then all prompts.
@@ -565,7 +600,10 @@ fn stack_members(
             rows.push(Conditioning {
                 tokens: one.tokens.narrow(0, copy_idx, 1)?,
                 n_last_repeats: one.n_last_repeats,
-                pooled: one.pooled.narrow(0, copy_idx, 1)?,
+                pooled: match &one.pooled {
+                    None => None,
+                    Some(pooled) => Some(pooled.narrow(0, copy_idx, 1)?),
+                },
             });
         }
     }
@@ -578,7 +616,7 @@ fn batch_key(latents: &Tensor, conditioning: &Conditioning) -> u64 {
     latents.dims().hash(&mut hasher);
     conditioning.tokens.dims().hash(&mut hasher);
     conditioning.n_last_repeats.hash(&mut hasher);
-    conditioning.pooled.dims().hash(&mut hasher);
+    conditioning.pooled.as_ref().map(Tensor::dims).hash(&mut hasher);
     hasher.finish()
 }
 

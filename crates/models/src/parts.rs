@@ -24,8 +24,10 @@ pub(crate) struct Parts {
     pub(crate) conditioner: Box<dyn Conditioner>,
     pub(crate) denoiser: Box<dyn Denoiser>,
     pub(crate) decoder: Box<dyn Decoder>,
-    /// The default first; as many as `info.samplers`.
+    /// As many as `info.samplers`, in the same order.
     pub(crate) samplers: Vec<Box<dyn Sampler>>,
+    /// Class of the checkpoint's own scheduler, if nothing here carries it out: every request must then name its sampler.
+    pub(crate) foreign_scheduler: Option<String>,
 }
 
 /// Latents of a picture.

@@ -11,7 +11,7 @@ use denoised_nn::{
     After, Attend, Conv2d, Ctx, FeedForward, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
     TwoLayer, attend, split,
 };
-use denoised_tensor::{Activation, DType, Modulation, PatchOrder, Tensor, TimestepSpec};
+use denoised_tensor::{Activation, DType, Modulation, PatchOrder, Tensor, TensorError, TimestepSpec};
 
 const EPS: f32 = 1e-6;
 const N_SINUSOIDS: usize = 256;
@@ -214,9 +214,8 @@ impl Denoiser for Mmdit {
         let x = x.reshape(&[x.dim(0), x.dim(1) * x.dim(2), x.dim(3)])?;
 
         let time = self.time.forward(ctx, timesteps)?;
-        let vector = self
-            .pooled
-            .forward(ctx, &conditioning.pooled, After::residual(&time))?;
+        let pooled = conditioning.pooled.as_ref().ok_or_else(no_pooled)?;
+        let vector = self.pooled.forward(ctx, pooled, After::residual(&time))?;
         ctx.backend.activation(&vector, Activation::Silu, &vector)?;
         let text = self
             .context
@@ -458,6 +457,14 @@ fn apply_norms(ctx: &Ctx<'_>, norms: Option<&[RmsNorm; 2]>, qkv: &Tensor) -> Res
     Ok(())
 }
 
+/// The error of a conditioner that does not fit this network.
+fn no_pooled() -> TensorError {
+    TensorError::Operand {
+        op: "mmdit",
+        detail: "the conditioning has no pooled text".to_owned(),
+    }
+}
+
 /// `norm(x) (1 + scale) + shift`.
 fn modulated_norm(ctx: &Ctx<'_>, x: &Tensor, shift: &Tensor, scale: &Tensor) -> Result<Tensor> {
     let out = ctx.alloc(x.dims())?;
@@ -557,7 +564,7 @@ mod tests {
             let conditioning = Conditioning {
                 tokens: ctx.upload_f32(tokens, &dims).expect("uploaded"),
                 n_last_repeats,
-                pooled: pooled.clone(),
+                pooled: Some(pooled.clone()),
             };
             let out = mmdit
                 .forward(&ctx, &latents, &timesteps, &conditioning)

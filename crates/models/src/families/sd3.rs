@@ -126,6 +126,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         denoiser: Box::new(denoiser),
         decoder: Box::new(decoder),
         samplers: vec![Box::new(sampler)],
+        foreign_scheduler: None,
     };
     Ok(Opened {
         parts,
@@ -279,7 +280,7 @@ impl Conditioner for Sd3Conditioner {
         Ok(Conditioning {
             tokens,
             n_last_repeats: options.max_sequence_length,
-            pooled,
+            pooled: Some(pooled),
         })
     }
 
