@@ -246,6 +246,7 @@ fn worker_config(model: PathBuf, n_threads: Option<u32>) -> WorkerConfig {
         device: "cpu".to_owned(),
         dtype: "f32".to_owned(),
         n_threads,
+        warm_up: false,
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) fn report(args: &BenchModelArgs) -> Result<(String, Value), Error> {
         device: args.world.device.clone(),
         dtype: args.world.dtype.clone(),
         n_threads: args.world.threads,
+        warm_up: false,
     };
     let started = Instant::now();
     let loaded = denoised_worker::load_pipeline(&config)?;

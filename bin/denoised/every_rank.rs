@@ -48,7 +48,10 @@ impl<'a> EveryRank<'a> {
                 wave_id: WaveId(id),
                 mode: Mode::Request,
                 ranks: vec![Rank(rank_idx)],
-                members: vec![Member {
+                continuing: Vec::new(),
+                cancelled: Vec::new(),
+                adapters: Vec::new(),
+                joining: vec![Member {
                     request_id: RequestId(id),
                     request: request.clone(),
                     latents: None,
@@ -77,7 +80,7 @@ impl<'a> EveryRank<'a> {
                     ExecutorEvent::RequestDone { request_id, outcome } => {
                         let generated = outcome?;
                         if let Some(&rank_idx) = rank_of.get(&request_id) {
-                            results.insert(rank_idx, *generated);
+                            results.insert(rank_idx, generated.into_generated());
                         }
                     }
                     ExecutorEvent::WaveDone { .. } => n_waves = n_waves.saturating_sub(1),

@@ -150,7 +150,7 @@ impl InFlight {
                 tracing::info!("picture {} begun on rank {rank}", self.picture.image_idx)
             }
             RequestEvent::Step { n_done, n_steps } => (self.n_done, self.n_steps) = (n_done, n_steps),
-            RequestEvent::Finished(generated) => self.end = Some(Ok(generated)),
+            RequestEvent::Finished(generated) => self.end = Some(Ok(Box::new(generated.into_generated()))),
             RequestEvent::Failed(failure) => self.end = Some(Err(failure)),
         }
     }

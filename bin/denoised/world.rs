@@ -26,6 +26,7 @@ pub(crate) fn start(args: &WorldArgs, model: &Path, progress: &Progress) -> Resu
         device: args.device.clone(),
         dtype: args.dtype.clone(),
         n_threads: args.threads,
+        warm_up: true,
     };
     let mut on_phase = |rank, phase| progress.phase(rank, &phase);
     let executor: Arc<dyn Executor> = match args.executor.as_str() {

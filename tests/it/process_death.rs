@@ -82,6 +82,7 @@ fn a_killed_worker_fails_each_waiting_request_once_within_a_second() {
         device: "cpu".to_owned(),
         dtype: "f32".to_owned(),
         n_threads: Some(1),
+        warm_up: false,
     };
     let mut options = MpOptions::new(2, config);
     options.program.path = Some(env!("CARGO_BIN_EXE_denoised").into());

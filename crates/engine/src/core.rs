@@ -8,16 +8,16 @@
 //! R4. Once failed, the policy and the executor are not asked for anything again.
 
 use crate::{RequestEvent, metrics::Stats};
-use denoised_executor::{ExecutorError, ExecutorEvent};
+use denoised_executor::{ExecutorError, ExecutorEvent, Output};
 use denoised_scheduler::{
-    Action as PolicyAction, EndReason, Event as PolicyEvent, Millis, Policy, ReplicaIdx,
+    Action as PolicyAction, BatchKey, EndReason, Event as PolicyEvent, Millis, Policy, ReplicaIdx,
 };
-use denoised_types::{Failure, FailureCode, GenerateRequest, Generated, Rank, RequestId, WaveId};
+use denoised_types::{Failure, FailureCode, GenerateRequest, Rank, RequestId, WaveId};
 use denoised_wire::{Member, Wave};
 use std::collections::BTreeMap;
 
 /// What happened.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum Event {
     /// A checked request with a fresh id.
     Submit {
@@ -42,7 +42,7 @@ pub(crate) enum Event {
 }
 
 /// What to do.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub(crate) enum Action {
     /// Tell a request's owner.
     Notify {
@@ -168,7 +168,13 @@ impl Core {
             } => {
                 let stage = Stage::New(request);
                 self.requests.insert(request_id, Record { deadline, stage });
-                self.tell(now, PolicyEvent::Submit { request_id, deadline }, &mut actions);
+                let key = BatchKey::default();
+                let submit = PolicyEvent::Submit {
+                    request_id,
+                    deadline,
+                    key,
+                };
+                self.tell(now, submit, &mut actions);
             }
             Event::Cancel { request_id } => self.cancel(now, request_id, &mut actions),
             Event::Executor(event) => self.executor_event(now, event, &mut actions),
@@ -252,6 +258,7 @@ impl Core {
                     wave_id,
                     replica,
                     members,
+                    cancelled: _,
                 } => {
                     let wave = self.begin_wave(wave_id, replica, members);
                     actions.push(Action::Dispatch(wave));
@@ -320,7 +327,10 @@ impl Core {
             wave_id,
             mode: self.policy.mode(),
             ranks,
-            members,
+            joining: members,
+            continuing: Vec::new(),
+            cancelled: Vec::new(),
+            adapters: Vec::new(),
         }
     }
 
@@ -435,7 +445,7 @@ impl Core {
         &mut self,
         now: Millis,
         request_id: RequestId,
-        outcome: Result<Box<Generated>, Failure>,
+        outcome: Result<Output, Failure>,
         actions: &mut Vec<Action>,
     ) {
         let Some(wave) = self.wave_of(request_id) else {
@@ -529,12 +539,7 @@ impl Core {
         self.failure = Some(failure);
     }
 
-    fn end(
-        &mut self,
-        request_id: RequestId,
-        outcome: Result<Box<Generated>, Failure>,
-        actions: &mut Vec<Action>,
-    ) {
+    fn end(&mut self, request_id: RequestId, outcome: Result<Output, Failure>, actions: &mut Vec<Action>) {
         let Some(record) = self.requests.remove(&request_id) else {
             return;
         };

@@ -33,7 +33,7 @@
 //!         RequestEvent::Queued { position } => println!("{position} in front"),
 //!         RequestEvent::Started { rank } => println!("begun by rank {rank}"),
 //!         RequestEvent::Step { n_done, n_steps } => println!("step {n_done} of {n_steps}"),
-//!         RequestEvent::Finished(generated) => println!("{:?}", generated.image),
+//!         RequestEvent::Finished(output) => println!("{:?}", output.into_generated().image),
 //!         RequestEvent::Failed(failure) => return Err(failure),
 //!     }
 //! }
@@ -55,7 +55,7 @@ mod validate;
 #[cfg(test)]
 mod simulation;
 
-pub use denoised_executor::{Executor, Health, ShutdownReport, WorldInfo};
+pub use denoised_executor::{Executor, Health, Output, ShutdownReport, WorldInfo};
 pub use denoised_scheduler::{Policy, RequestPolicy};
 pub use metrics::Stats;
 pub use request::{RequestEvent, RequestHandle};

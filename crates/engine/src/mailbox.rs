@@ -7,7 +7,8 @@
 //! R3. Nothing foreign (a waker, a dropped picture) runs while the lock is held.
 
 use crate::RequestEvent;
-use denoised_types::{Failure, Generated, Rank};
+use denoised_executor::Output;
+use denoised_types::{Failure, Rank};
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
@@ -27,7 +28,7 @@ struct Slots {
     started: Option<Rank>,
     /// `(n_done, n_steps)`.
     step: Option<(u32, u32)>,
-    end: Option<Result<Box<Generated>, Failure>>,
+    end: Option<Result<Output, Failure>>,
     /// A terminal event was left, read or not.
     is_ended: bool,
     /// Nobody will read any more.

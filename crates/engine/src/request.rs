@@ -1,6 +1,7 @@
 //! What the owner of a submitted request holds.
 
 use crate::{mailbox::Ended, mailbox::Mailbox, run::Shared};
+use denoised_executor::Output;
 use denoised_types::{Failure, FailureCode, Generated, Rank, RequestId};
 use std::{
     future::poll_fn,
@@ -10,7 +11,7 @@ use std::{
 };
 
 /// How far a request is. A request has any number of the first three, in this order, then exactly one of the last two.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub enum RequestEvent {
     /// It was admitted.
     Queued {
@@ -30,7 +31,7 @@ pub enum RequestEvent {
         n_steps: u32,
     },
     /// It is done. The last event.
-    Finished(Box<Generated>),
+    Finished(Output),
     /// It failed, was cancelled or came too late. The last event.
     Failed(Failure),
 }
@@ -143,7 +144,7 @@ impl RequestHandle {
 
     fn outcome(last: Option<RequestEvent>) -> Result<Generated, Failure> {
         match last {
-            Some(RequestEvent::Finished(generated)) => Ok(*generated),
+            Some(RequestEvent::Finished(output)) => Ok(output.into_generated()),
             Some(RequestEvent::Failed(failure)) => Err(failure),
             _ => Err(Failure::new(
                 FailureCode::Internal,

@@ -530,7 +530,7 @@ fn carry_out_orders(shared: &Shared, limit: Duration) -> bool {
             Order::Dispatch(wave) => {
                 let wave_id = wave.wave_id;
                 // Sending is part of the time that the requests have.
-                let deadline_ns = wave.members.iter().map(|member| member.deadline_ns).max();
+                let deadline_ns = wave.joining.iter().map(|member| member.deadline_ns).max();
                 let deadline = deadline_ns.and_then(|at_ns| shared.clock.host_instant(at_ns));
                 let until = deadline.map_or(until, |deadline| deadline.min(until));
                 if let Err(error) = shared.executor.dispatch(wave, until) {

@@ -7,7 +7,7 @@ use crate::{
     RequestEvent, Stats,
     core::{Action, Core, CoreOptions, Event},
 };
-use denoised_executor::{ExecutorError, ExecutorEvent};
+use denoised_executor::{ExecutorError, ExecutorEvent, Output};
 use denoised_scheduler::{Millis, RequestPolicy};
 use denoised_types::{
     Failure, FailureCode, GenerateRequest, Generated, Image, PhaseTimes, Rank, RequestId, Resolved, WaveId,
@@ -73,8 +73,8 @@ struct World {
     log: Vec<String>,
 }
 
-fn generated(rank: Rank) -> Box<Generated> {
-    Box::new(Generated {
+fn generated(rank: Rank) -> Generated {
+    Generated {
         image: Image {
             width: 0,
             height: 0,
@@ -92,7 +92,7 @@ fn generated(rank: Rank) -> Box<Generated> {
         },
         rank,
         times: PhaseTimes::default(),
-    })
+    }
 }
 
 impl World {
@@ -193,9 +193,9 @@ impl World {
                 };
                 let is_busy = self.waves.values().any(|open| open.rank == rank);
                 assert!(!is_busy, "two waves on rank {rank}");
-                let members: Vec<RequestId> = wave.members.iter().map(|member| member.request_id).collect();
+                let members: Vec<RequestId> = wave.joining.iter().map(|member| member.request_id).collect();
                 assert_eq!(members.len(), 1);
-                for member in &wave.members {
+                for member in &wave.joining {
                     let owner = self.owners.get_mut(&member.request_id).unwrap();
                     assert!(owner.is_queued && owner.end.is_none() && !owner.is_dispatched);
                     assert!(owner.deadline > self.now, "dispatched too late");
@@ -354,7 +354,7 @@ impl World {
                     {
                         Err(Failure::new(FailureCode::Cancelled, "stopped"))
                     }
-                    _ => Ok(generated(rank)),
+                    _ => Ok(Output::from(generated(rank))),
                 };
                 ExecutorEvent::RequestDone { request_id, outcome }
             }
@@ -388,7 +388,7 @@ impl World {
                 }
                 ExecutorEvent::RequestDone {
                     request_id,
-                    outcome: Ok(generated(Rank(0))),
+                    outcome: Ok(Output::from(generated(Rank(0)))),
                 }
             }
             _ => {
@@ -447,6 +447,7 @@ impl World {
                             0 => ExecutorError::TooLarge {
                                 message_bytes: 2,
                                 limit_bytes: 1,
+                                limited_by: "test",
                             },
                             _ if self.random.below(10) == 0 => ExecutorError::Closed,
                             _ => {

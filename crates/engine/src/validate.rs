@@ -1,9 +1,13 @@
 //! What can be said of a request without knowing the model. What needs the model is checked by the worker that loaded it.
 
-use denoised_types::{Failure, FailureCode, GenerateRequest, NamedTensor, TensorDType};
+use denoised_types::{Adapter, Failure, FailureCode, GenerateRequest, NamedTensor, TensorDType};
 
 /// Longest sampler name that travels, in bytes.
 const MAX_SAMPLER_BYTES: usize = 256;
+/// Most adapters of one request.
+const MAX_ADAPTERS: usize = 64;
+/// Longest name of an adapter, in bytes.
+const MAX_ADAPTER_NAME_BYTES: usize = 256;
 /// Most dimensions of initial latents.
 const MAX_LATENT_DIMS: usize = 8;
 
@@ -21,6 +25,7 @@ pub(crate) fn validate(request: &GenerateRequest) -> Result<(), Failure> {
         sampler,
         max_sequence_length,
         clip_skip: _,
+        adapters,
         latents,
         capture: _,
     } = request;
@@ -55,6 +60,7 @@ pub(crate) fn validate(request: &GenerateRequest) -> Result<(), Failure> {
     if *max_sequence_length == Some(0) {
         return Err(invalid("the longest text is 0 tokens, at least 1 is needed"));
     }
+    check_adapters(adapters)?;
     latents.as_ref().map_or(Ok(()), check_latents)
 }
 
@@ -64,6 +70,29 @@ fn text(name: &str, text: &str) -> Result<(), Failure> {
         return Err(invalid(format!(
             "the {name} has {n_bytes} bytes, at most {max_bytes} are accepted"
         )));
+    }
+    Ok(())
+}
+
+fn check_adapters(adapters: &[Adapter]) -> Result<(), Failure> {
+    let n = adapters.len();
+    if n > MAX_ADAPTERS {
+        return Err(invalid(format!(
+            "{n} adapters were asked for, at most {MAX_ADAPTERS} are possible"
+        )));
+    }
+    for Adapter { name, scale } in adapters {
+        let n_bytes = name.len();
+        if !(1..=MAX_ADAPTER_NAME_BYTES).contains(&n_bytes) {
+            return Err(invalid(format!(
+                "an adapter's name has {n_bytes} bytes, 1 to {MAX_ADAPTER_NAME_BYTES} are possible"
+            )));
+        }
+        if !scale.is_finite() {
+            return Err(invalid(format!(
+                "the scale of adapter `{name}` is {scale}, not a finite number"
+            )));
+        }
     }
     Ok(())
 }

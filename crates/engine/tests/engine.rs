@@ -5,7 +5,7 @@ use denoised_engine::{
     Engine, EngineHandle, EngineOptions, Executor, Health, Policy, RequestEvent, RequestHandle,
     RequestPolicy, ShutdownReport, SubmitOptions, WorldInfo,
 };
-use denoised_executor::{CallTarget, ExecutorError, ExecutorEvent, RankReply};
+use denoised_executor::{ExecutorError, ExecutorEvent, MethodCall, RankReply};
 use denoised_scheduler::{Action, Event, Load, Millis};
 use denoised_testkit::fake_executor::{FakeCall, FakeEnd, FakeExecutor, FakeRun};
 use denoised_types::{CallId, Failure, FailureCode, GenerateRequest, Mode, Rank, RequestId, WaveId};
@@ -131,7 +131,7 @@ fn events_come_in_order_and_end_with_the_requests_own_picture() {
         let [.., RequestEvent::Finished(generated)] = &events[..] else {
             panic!("{events:?}")
         };
-        assert_eq!(generated.image.rgb, [0x0c, 0x0b, 0x0a]);
+        assert_eq!(generated.rgb(), [0x0c, 0x0b, 0x0a]);
         for event in &events[2..events.len() - 1] {
             assert!(
                 matches!(
@@ -486,6 +486,7 @@ fn a_wave_that_cannot_be_sent_fails_alone() {
         executor.refuse_next(ExecutorError::TooLarge {
             message_bytes: 9,
             limit_bytes: 8,
+            limited_by: "test",
         });
         executor.refuse_next(ExecutorError::Deadline {
             what: "execute".into(),
@@ -790,14 +791,8 @@ impl Executor for Restless {
     fn waker(&self) -> denoised_executor::Waker {
         self.inner.waker()
     }
-    fn call(
-        &self,
-        method: &str,
-        args: &[u8],
-        to: CallTarget,
-        at: Instant,
-    ) -> Result<Vec<RankReply>, ExecutorError> {
-        self.inner.call(method, args, to, at)
+    fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError> {
+        self.inner.call(call)
     }
     fn health(&self, limit: Duration) -> Health {
         self.inner.health(limit)

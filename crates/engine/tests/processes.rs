@@ -94,7 +94,7 @@ fn ten_thousand_requests_in_a_storm_of_cancels_end_once_each() {
                     }
                     let end = match last.unwrap() {
                         RequestEvent::Finished(generated) => {
-                            assert_eq!(generated.image, picture(seed, 8));
+                            assert_eq!(generated.into_generated().image, picture(seed, 8));
                             None
                         }
                         RequestEvent::Failed(failure) => {

@@ -3,7 +3,7 @@
 //! The method is `echo`, which every worker has, so any worker program will do.
 
 use crate::{
-    CallTarget, Executor, ExecutorError, LinkSpec, MpExecutor, MpOptions, SpinPolicy, StderrSink,
+    Executor, ExecutorError, LinkSpec, MethodCall, MpExecutor, MpOptions, SpinPolicy, StderrSink,
     WorkerProgram,
 };
 use denoised_os::{cpu, process::cpu_time_ns};
@@ -186,7 +186,7 @@ fn call_times(plan: &Plan, n_workers: u16, is_spinning: bool) -> Result<CallTime
             std::thread::sleep(pause);
         }
         let begin = Instant::now();
-        executor.call("echo", &ARGS, CallTarget::All, begin + CALL_LIMIT)?;
+        executor.call(&MethodCall::new("echo", &ARGS, begin + CALL_LIMIT))?;
         if call_idx >= N_WARM_UP {
             times_ns.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
         }
@@ -206,7 +206,7 @@ fn step_report(plan: &Plan) -> Result<Times, ExecutorError> {
     let mut times_ns = Vec::new();
     for _ in 0..N_STEP_CALLS {
         let deadline = Instant::now() + CALL_LIMIT;
-        for reply in executor.call("step_cost", n_steps.as_bytes(), CallTarget::All, deadline)? {
+        for reply in executor.call(&MethodCall::new("step_cost", n_steps.as_bytes(), deadline))? {
             let chunks = reply.bytes.chunks_exact(8);
             times_ns.extend(chunks.map(|ns| {
                 ns.iter()
@@ -221,7 +221,7 @@ fn step_report(plan: &Plan) -> Result<Times, ExecutorError> {
 
 fn idle_core_share(plan: &Plan) -> Result<f64, BenchError> {
     let executor = start(plan, plan.n_idle_workers, SpinPolicy::Auto)?;
-    executor.call("echo", &ARGS, CallTarget::All, Instant::now() + CALL_LIMIT)?;
+    executor.call(&MethodCall::new("echo", &ARGS, Instant::now() + CALL_LIMIT))?;
     std::thread::sleep(SETTLE);
     let pids = executor.world().pids;
     let used_ns = || {

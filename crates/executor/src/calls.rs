@@ -1,6 +1,6 @@
 //! What is in flight: waves, method calls, pings. Pure: events in, outcomes out.
 
-use crate::{ExecutorError, ExecutorEvent, Limits, RankReply};
+use crate::{ExecutorError, ExecutorEvent, Limits, Output, RankReply};
 use denoised_link::{RankSet, Received};
 use denoised_types::{CallId, Failure, FailureCode, Generated, Image, NamedTensor, Rank, RequestId, WaveId};
 use denoised_wire::{BlobIdx, Event, GeneratedMeta, TensorMeta, Wave};
@@ -12,7 +12,7 @@ const TENSOR_OVERHEAD_BYTES: usize = size_of::<NamedTensor>();
 /// One call in flight.
 #[derive(Debug)]
 pub(crate) enum Call {
-    Method(MethodCall),
+    Method(OpenMethod),
     Wave(WaveCall),
     Ping(PingCall),
 }
@@ -110,7 +110,7 @@ impl Pieces {
 
 /// A worker method on some ranks.
 #[derive(Debug)]
-pub(crate) struct MethodCall {
+pub(crate) struct OpenMethod {
     method: String,
     targets: RankSet,
     /// In the order of arrival.
@@ -118,7 +118,7 @@ pub(crate) struct MethodCall {
     waiter: Thread,
 }
 
-impl MethodCall {
+impl OpenMethod {
     /// To be waited for by the calling thread.
     pub(crate) fn new(method: &str, targets: RankSet) -> Self {
         Self {
@@ -234,7 +234,7 @@ struct Member {
     /// Ranks that have ended it.
     reported: RankSet,
     /// What the first rank said, or the first failure.
-    outcome: Option<Result<Box<Generated>, Failure>>,
+    outcome: Option<Result<Generated, Failure>>,
     has_begun: bool,
     n_done: u32,
     n_steps: u32,
@@ -259,7 +259,7 @@ impl WaveCall {
             tensor_bytes: 0,
             broken: None,
         };
-        let members = wave.members.iter().map(member).collect();
+        let members = wave.joining.iter().map(member).collect();
         Self {
             wave_id: wave.wave_id,
             ranks,
@@ -560,13 +560,13 @@ impl Member {
                 return Err(Failure::new(FailureCode::Protocol, text).on_rank(rank));
             }
             let image = Image { width, height, rgb };
-            Ok(Box::new(Generated {
+            Ok(Generated {
                 image,
                 tensors: Vec::new(),
                 resolved,
                 rank,
                 times,
-            }))
+            })
         });
         let first_failure = matches!(self.outcome, Some(Err(_)));
         if !first_failure && (outcome.is_err() || is_first || self.outcome.is_none()) {
@@ -592,7 +592,7 @@ impl Member {
         }
         out.push_back(ExecutorEvent::RequestDone {
             request_id: self.request_id,
-            outcome,
+            outcome: outcome.map(Output::from),
         });
     }
 }

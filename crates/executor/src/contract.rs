@@ -1,7 +1,8 @@
 //! What an engine needs from an executor. An embedder's own executor implements this and runs the conformance suite.
 
-use denoised_types::{CallId, Epoch, Failure, Generated, ModelInfo, Rank, RequestId, WaveId};
-use denoised_wire::Wave;
+use crate::Output;
+use denoised_types::{CallId, Epoch, Failure, ModelInfo, Rank, RequestId, WaveId};
+use denoised_wire::{MethodInfo, Wave};
 use std::{
     fmt,
     sync::Arc,
@@ -17,13 +18,16 @@ pub trait Executor: Send + Sync + fmt::Debug {
     fn world(&self) -> WorldInfo;
 
     /// Broadcasts a wave. Returns as soon as it is published; what happens then arrives through [`Executor::wait_events`].
-    /// Exactly one [`ExecutorEvent::RequestDone`] per member and one [`ExecutorEvent::WaveDone`] follow, whatever happens.
+    /// Exactly one [`ExecutorEvent::WaveDone`] follows, whatever happens, and exactly one [`ExecutorEvent::RequestDone`] per request
+    /// that ever joined: in request mode before its wave's end, in step mode in the wave in which it does its last step, fails or is
+    /// cancelled, or when the world fails.
     ///
     /// # Errors
     /// The world has failed or is closed (then no event follows), or `deadline` passed while the ring was full.
     fn dispatch(&self, wave: Wave, deadline: Instant) -> Result<CallId, ExecutorError>;
 
-    /// Asks the workers to stop computing these requests at their next step. Unknown ids are ignored.
+    /// Asks the workers to stop computing these requests, which a wave in request mode holds, at their next step. Unknown ids are
+    /// ignored, and so are requests in step mode, which are cancelled by [`Wave::cancelled`].
     ///
     /// # Errors
     /// As [`Executor::dispatch`].
@@ -36,18 +40,14 @@ pub trait Executor: Send + Sync + fmt::Debug {
     /// Interrupts [`Executor::wait_events`] from any thread; a wake that comes first is not lost.
     fn waker(&self) -> Waker;
 
-    /// Runs a worker method and returns one reply per target rank, in rank order.
+    /// Runs a worker method and waits until every executing rank has ended it; returns the replies that were asked for, in rank
+    /// order. On which lane it runs is the method's own property ([`WorldInfo::methods`]).
     ///
     /// # Errors
-    /// [`ExecutorError::Rank`] with the first failing rank's failure and the ranks that succeeded; [`ExecutorError::Deadline`] naming
-    /// the ranks that did not answer; otherwise as [`Executor::dispatch`].
-    fn call(
-        &self,
-        method: &str,
-        args: &[u8],
-        target: CallTarget,
-        deadline: Instant,
-    ) -> Result<Vec<RankReply>, ExecutorError>;
+    /// [`ExecutorError::Rank`] with the first failing rank's failure, whether or not its reply was wanted, and the ranks that
+    /// succeeded; [`ExecutorError::UnknownMethod`]; [`ExecutorError::Deadline`] naming the ranks that did not answer; otherwise as
+    /// [`Executor::dispatch`]. A deadline that has passed sends nothing.
+    fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError>;
 
     /// Pings every rank on the control lane and waits for the answers.
     fn health(&self, limit: Duration) -> Health;
@@ -96,15 +96,83 @@ pub struct WorldInfo {
     pub weight_bytes: u64,
     /// Process ids of the workers by rank; empty for workers without processes.
     pub pids: Vec<u32>,
+    /// Methods that every rank has, by name.
+    pub methods: Vec<MethodInfo>,
+    /// What can be asked of it.
+    pub capabilities: Capabilities,
 }
 
-/// Who runs a method.
+/// What differs between kinds of executors; the conformance suite tests what is declared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallTarget {
+pub struct Capabilities {
+    /// A worker that crashes or hangs takes nothing else with it, and can be ended.
+    pub is_isolated: bool,
+    /// Results may stay in the worker's memory until their [`Output`] is read or dropped.
+    pub defers_outputs: bool,
+    /// Workers run on other machines.
+    pub is_remote: bool,
+}
+
+/// Every rank or one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranks {
     /// Every rank.
     All,
     /// One rank.
     One(Rank),
+}
+
+/// What [`Executor::call`] is asked for.
+///
+/// ```
+/// # use denoised_executor::{MethodCall, Ranks};
+/// # use denoised_types::Rank;
+/// # use std::time::{Duration, Instant};
+/// let deadline = Instant::now() + Duration::from_secs(10);
+/// // Runs on all ranks; only rank 1 sends its result.
+/// let call = MethodCall::new("checksum", b"", deadline).reply(Ranks::One(Rank(1)));
+/// // Runs on rank 2 alone, which replies.
+/// let call = MethodCall::new("checksum", b"", deadline).execute(Ranks::One(Rank(2)));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct MethodCall<'a> {
+    /// Name of the method.
+    pub method: &'a str,
+    /// Its arguments.
+    pub args: &'a [u8],
+    /// Who runs it.
+    pub execute: Ranks,
+    /// Whose result is returned; those who run it, unless set. A rank that does not run it is refused.
+    pub reply: Option<Ranks>,
+    /// When the answers must be there: covers queueing, sending, executing and collecting.
+    pub deadline: Instant,
+}
+
+impl<'a> MethodCall<'a> {
+    /// A call on all ranks, all of which reply.
+    pub const fn new(method: &'a str, args: &'a [u8], deadline: Instant) -> Self {
+        Self {
+            method,
+            args,
+            execute: Ranks::All,
+            reply: None,
+            deadline,
+        }
+    }
+
+    /// The same call, run by `ranks` only.
+    #[must_use]
+    pub const fn execute(mut self, ranks: Ranks) -> Self {
+        self.execute = ranks;
+        self
+    }
+
+    /// The same call, of which only `ranks` send their result.
+    #[must_use]
+    pub const fn reply(mut self, ranks: Ranks) -> Self {
+        self.reply = Some(ranks);
+        self
+    }
 }
 
 /// One rank's answer to a method call.
@@ -117,7 +185,7 @@ pub struct RankReply {
 }
 
 /// What [`Executor::wait_events`] reports.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub enum ExecutorEvent {
     /// A worker began a request.
     RequestStarted {
@@ -140,14 +208,14 @@ pub enum ExecutorEvent {
         /// Which.
         request_id: RequestId,
         /// How.
-        outcome: Result<Box<Generated>, Failure>,
+        outcome: Result<Output, Failure>,
     },
-    /// A wave ended: its ranks are free again. After the `RequestDone` of all its members.
+    /// A wave ended: its ranks are free again. After the `RequestDone` of all requests that ended in it.
     WaveDone {
         /// Which.
         wave_id: WaveId,
     },
-    /// The world failed; nothing follows this but silence. Every member of every wave has had its `RequestDone` before.
+    /// The world failed; nothing follows this but silence. Every request that had joined a wave has had its `RequestDone` before.
     WorldFailed(Failure),
 }
 
@@ -218,6 +286,14 @@ pub enum ExecutorError {
         /// Who succeeded.
         succeeded: Vec<Rank>,
     },
+    /// No rank has this method.
+    #[error("the workers have no method `{method}`; they have {}", .known.join(", "))]
+    UnknownMethod {
+        /// What was asked for.
+        method: String,
+        /// What there is.
+        known: Vec<String>,
+    },
     /// Time ran out.
     #[error("{what}: deadline passed, no answer from ranks {silent:?}")]
     Deadline {
@@ -227,12 +303,14 @@ pub enum ExecutorError {
         silent: Vec<Rank>,
     },
     /// The message is larger than the shared memory allows.
-    #[error("message of {message_bytes} bytes exceeds the limit of {limit_bytes} bytes")]
+    #[error("message of {message_bytes} bytes exceeds the limit of {limit_bytes} bytes ({limited_by})")]
     TooLarge {
         /// Size of the message.
         message_bytes: u64,
         /// Largest that fits.
         limit_bytes: u64,
+        /// What sets the limit.
+        limited_by: &'static str,
     },
 }
 
@@ -260,7 +338,9 @@ impl From<ExecutorError> for Failure {
             ExecutorError::Failed(failure) | ExecutorError::Rank { failure, .. } => failure,
             ExecutorError::Closed => Failure::new(Code::Closed, error.to_string()),
             ExecutorError::Deadline { .. } => Failure::new(Code::DeadlineExceeded, error.to_string()),
-            ExecutorError::TooLarge { .. } => Failure::new(Code::InvalidRequest, error.to_string()),
+            ExecutorError::TooLarge { .. } | ExecutorError::UnknownMethod { .. } => {
+                Failure::new(Code::InvalidRequest, error.to_string())
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::world::World;
 use crate::{
-    CallTarget, Executor, ExecutorError, ExecutorEvent, Health, RankReply, ShutdownReport, Waker, WorldInfo,
+    Executor, ExecutorError, ExecutorEvent, Health, MethodCall, RankReply, ShutdownReport, Waker, WorldInfo,
 };
 use denoised_types::{CallId, Failure, RequestId};
 use denoised_wire::Wave;
@@ -40,14 +40,8 @@ impl<T: Hosted> Executor for T {
         self.hosted().waker()
     }
 
-    fn call(
-        &self,
-        method: &str,
-        args: &[u8],
-        target: CallTarget,
-        deadline: Instant,
-    ) -> Result<Vec<RankReply>, ExecutorError> {
-        self.hosted().call(method, args, target, deadline)
+    fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError> {
+        self.hosted().call(call)
     }
 
     fn health(&self, limit: Duration) -> Health {

@@ -8,17 +8,17 @@
 //! R4. One thread drives [`Executor::wait_events`]; every other method may be called from any thread at any time.
 //!
 //! ```no_run
-//! use denoised_executor::{CallTarget, Executor, MpExecutor, MpOptions};
+//! use denoised_executor::{Capabilities, MethodCall, Ranks, Executor, MpExecutor, MpOptions};
 //! use denoised_types::WorkerConfig;
 //! use std::time::{Duration, Instant};
 //!
 //! let config =
-//!     WorkerConfig { model: "model".into(), device: "cpu".into(), dtype: "f32".into(), n_threads: None };
+//!     WorkerConfig { model: "model".into(), device: "cpu".into(), dtype: "f32".into(), n_threads: None, warm_up: true };
 //! // Two more processes of this program, started with `WORKER_ARG` as their first argument: its `main` must begin with the lines
 //! // that the head of `denoised_worker` shows, or they would start workers in turn.
 //! let executor = MpExecutor::start(MpOptions::new(2, config), &mut |rank, phase| println!("rank {rank}: {phase}"))?;
 //! let deadline = Instant::now() + Duration::from_secs(1);
-//! for reply in executor.call("echo", b"hello", CallTarget::All, deadline)? {
+//! for reply in executor.call("echo", b"hello", Capabilities, MethodCall, Ranks::All, deadline)? {
 //!     assert_eq!(reply.bytes, b"hello");
 //! }
 //! executor.shutdown(Duration::from_secs(5));
@@ -28,6 +28,7 @@
 
 mod contract;
 mod options;
+mod output;
 
 mod hosted;
 mod mp;
@@ -45,14 +46,15 @@ mod world;
 pub mod bench;
 
 pub use contract::{
-    CallTarget, Executor, ExecutorError, ExecutorEvent, Health, RankExit, RankReply, ShutdownReport, Waker,
-    WorldInfo,
+    Capabilities, Executor, ExecutorError, ExecutorEvent, Health, MethodCall, RankExit, RankReply, Ranks,
+    ShutdownReport, Waker, WorldInfo,
 };
 pub use denoised_link::{LinkSpec, SpinPolicy, WORKER_ARG};
 /// What [`Executor::dispatch`] and [`Progress`] speak of.
-pub use denoised_wire::{Member, StartPhase, Wave};
+pub use denoised_wire::{Lane, Member, MethodInfo, StartPhase, Wave};
 pub use mp::MpExecutor;
 pub use options::{Limits, MpOptions, StderrSink, TakeLine, UniOptions, WorkerProgram};
+pub use output::Output;
 pub use start::Progress;
 pub use uni::UniExecutor;
 pub use world::WorldStats;

@@ -1,7 +1,7 @@
 //! Starting worker processes, all or none.
 
 use crate::{
-    ExecutorError, MpOptions, WorldInfo,
+    Capabilities, ExecutorError, MpOptions, WorldInfo,
     keeper::Keeper,
     mp::Processes,
     stderr::{StderrTail, StderrThread},
@@ -15,7 +15,7 @@ use denoised_os::{
     signal::Signal,
 };
 use denoised_types::{Epoch, Failure, FailureCode, ModelInfo, Rank};
-use denoised_wire::{BootUp, StartPhase};
+use denoised_wire::{BootUp, MethodInfo, StartPhase};
 use std::{
     os::fd::{AsFd, BorrowedFd},
     sync::atomic::{AtomicU32, Ordering},
@@ -45,6 +45,14 @@ pub(crate) fn default_n_threads(n_workers: u16) -> u32 {
     u32::try_from(share).unwrap_or(u32::MAX).max(1)
 }
 
+/// What a rank said when it was ready.
+#[derive(Clone, Debug, Default)]
+struct Ready {
+    model: Option<ModelInfo>,
+    weight_bytes: u64,
+    methods: Vec<MethodInfo>,
+}
+
 /// A started world before it is one.
 pub(crate) struct StartedWorld {
     pub(crate) info: WorldInfo,
@@ -62,7 +70,7 @@ struct Starting {
     phase: StartPhase,
     /// It has handed over prepared weights.
     has_published: bool,
-    ready: Option<(Option<ModelInfo>, u64)>,
+    ready: Option<Ready>,
 }
 
 /// Starts all ranks and waits for all of them together.
@@ -84,10 +92,14 @@ pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<Start
     match try_start(options, progress, deadline, &keeper, &mut ranks, &stderr) {
         Ok((memory, epoch)) => {
             let pids = ranks.iter().map(|rank| rank.child.pid()).collect();
-            let (model, weight_bytes) = ranks
+            let Ready {
+                model,
+                weight_bytes,
+                methods,
+            } = ranks
                 .first()
                 .and_then(|rank| rank.ready.clone())
-                .unwrap_or((None, 0));
+                .unwrap_or_default();
             let info = WorldInfo {
                 kind: "mp",
                 world_size: options.n_workers,
@@ -96,6 +108,12 @@ pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<Start
                 model,
                 weight_bytes,
                 pids,
+                methods,
+                capabilities: Capabilities {
+                    is_isolated: true,
+                    defers_outputs: true,
+                    is_remote: false,
+                },
             };
             let sockets = ranks.iter().map(|rank| rank.socket.clone()).collect();
             let end = match memory.into_end(sockets) {
@@ -232,9 +250,20 @@ fn listen(ranks: &mut [Starting], rank_idx: usize, progress: Progress<'_>) -> Re
                 ranks[rank_idx].phase = phase;
                 progress(rank, phase);
             }
-            Ok(Some((BootUp::Ready { model, weight_bytes }, _))) => {
+            Ok(Some((
+                BootUp::Ready {
+                    model,
+                    weight_bytes,
+                    methods,
+                },
+                _,
+            ))) => {
                 ranks[rank_idx].phase = StartPhase::Ready;
-                ranks[rank_idx].ready = Some((model, weight_bytes));
+                ranks[rank_idx].ready = Some(Ready {
+                    model,
+                    weight_bytes,
+                    methods,
+                });
                 progress(rank, StartPhase::Ready);
             }
             Ok(Some((BootUp::StartFailed(failure), _))) => {

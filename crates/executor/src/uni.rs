@@ -4,7 +4,7 @@
 //!     its thread ends with that step.
 
 use crate::{
-    Executor, ExecutorError, Limits, ShutdownReport, UniOptions, WorldInfo, WorldStats,
+    Capabilities, Executor, ExecutorError, Limits, ShutdownReport, UniOptions, WorldInfo, WorldStats,
     hosted::Hosted,
     start::{Progress, default_n_threads, next_epoch, setup_failure},
     stop::{First, Lives, Stopper},
@@ -13,7 +13,7 @@ use crate::{
 use denoised_link::{LinkError, LocalBoot, WorkerEnd, local_link};
 use denoised_os::{Deadline, signal::Signal};
 use denoised_types::{Failure, FailureCode, ModelInfo, Rank};
-use denoised_wire::{BootUp, StartPhase};
+use denoised_wire::{BootUp, MethodInfo, StartPhase};
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -83,7 +83,8 @@ impl UniExecutor {
                 });
             })
             .map_err(|error| failed(Failure::new(FailureCode::OutOfMemory, error.to_string())))?;
-        let (model, weight_bytes) = await_ready(&boot, &thread, deadline, progress).map_err(failed)?;
+        let (model, weight_bytes, methods) =
+            await_ready(&boot, &thread, deadline, progress).map_err(failed)?;
         let info = WorldInfo {
             kind: "uni",
             world_size: 1,
@@ -92,6 +93,12 @@ impl UniExecutor {
             model,
             weight_bytes,
             pids: Vec::new(),
+            methods,
+            capabilities: Capabilities {
+                is_isolated: false,
+                defers_outputs: false,
+                is_remote: false,
+            },
         };
         let world = Arc::new(World::new(info, options.limits, end));
         {
@@ -126,7 +133,7 @@ fn await_ready(
     thread: &WorkerThread,
     deadline: Deadline,
     progress: Progress<'_>,
-) -> Result<(Option<ModelInfo>, u64), Failure> {
+) -> Result<(Option<ModelInfo>, u64, Vec<MethodInfo>), Failure> {
     let rank = Rank(0);
     let mut phase = StartPhase::Spawned;
     progress(rank, phase);
@@ -136,9 +143,13 @@ fn await_ready(
                 phase = next;
                 progress(rank, phase);
             }
-            Ok(BootUp::Ready { model, weight_bytes }) => {
+            Ok(BootUp::Ready {
+                model,
+                weight_bytes,
+                methods,
+            }) => {
                 progress(rank, StartPhase::Ready);
-                return Ok((model, weight_bytes));
+                return Ok((model, weight_bytes, methods));
             }
             Ok(BootUp::StartFailed(failure)) => return Err(failure),
             // There is nobody to share with.

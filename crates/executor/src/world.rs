@@ -12,8 +12,8 @@
 //!     accepted after it, so every member of every wave gets exactly one end.
 
 use crate::{
-    CallTarget, ExecutorError, ExecutorEvent, Health, Limits, RankReply, Waker, WorldInfo,
-    calls::{Call, MethodCall, Pieces, PingCall, WaveCall},
+    ExecutorError, ExecutorEvent, Health, Limits, MethodCall, RankReply, Ranks, Waker, WorldInfo,
+    calls::{Call, OpenMethod, Pieces, PingCall, WaveCall},
     gate::Gate,
 };
 use denoised_link::{
@@ -192,7 +192,7 @@ impl World {
         }
         let mut wave = wave;
         let mut latents = Vec::new();
-        for member in &mut wave.members {
+        for member in &mut wave.joining {
             member.latents = member.request.latents.take().map(|tensor| {
                 // More members than blob indices do not fit the record either, which the link reports.
                 let blob = BlobIdx(u16::try_from(latents.len()).unwrap_or(u16::MAX));
@@ -257,20 +257,20 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn call(
-        &self,
-        method: &str,
-        args: &[u8],
-        target: CallTarget,
-        deadline: Instant,
-    ) -> Result<Vec<RankReply>, ExecutorError> {
-        let deadline = moment(deadline);
-        let to = match target {
-            CallTarget::All => self.all,
-            CallTarget::One(rank) => RankSet::one(rank).and(self.all),
+    pub(crate) fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError> {
+        let MethodCall {
+            method,
+            args,
+            execute,
+            ..
+        } = *call;
+        let deadline = moment(call.deadline);
+        let to = match execute {
+            Ranks::All => self.all,
+            Ranks::One(rank) => RankSet::one(rank).and(self.all),
         };
         if to.is_empty() {
-            return Err(self.no_such_rank(&format!("method `{method}` for {target:?}")));
+            return Err(self.no_such_rank(&format!("method `{method}` for {execute:?}")));
         }
         let what = format!("method `{method}`");
         if deadline.has_passed() {
@@ -282,13 +282,14 @@ impl World {
                 silent: to.iter().collect(),
             });
         }
-        let ranks = to.iter().collect();
+        let ranks: Vec<Rank> = to.iter().collect();
         let command = Command::Call {
             method: method.to_owned(),
             args: BlobIdx(0),
+            replying: ranks.clone(),
             ranks,
         };
-        let call = Call::Method(MethodCall::new(method, to));
+        let call = Call::Method(OpenMethod::new(method, to));
         let call_id = self.send(to, call, deadline.ns(), &command, &[args], deadline, &what)?;
         let answered = self.wait_for(deadline, |state| match state.calls.get(&call_id) {
             Some(Call::Method(call)) if !call.is_complete() && state.can_still_answer() => None,
@@ -410,10 +411,11 @@ impl World {
             LinkError::TooLarge {
                 message_bytes,
                 limit_bytes,
-                ..
+                limited_by,
             } => ExecutorError::TooLarge {
                 message_bytes,
                 limit_bytes,
+                limited_by,
             },
             LinkError::Full { laggard } => ExecutorError::Deadline {
                 what: what.to_owned(),

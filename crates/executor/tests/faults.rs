@@ -5,7 +5,8 @@
 )]
 
 use denoised_executor::{
-    CallTarget, Executor, ExecutorError, ExecutorEvent, Limits, LinkSpec, MpExecutor, MpOptions, StderrSink,
+    Executor, ExecutorError, ExecutorEvent, Limits, LinkSpec, MethodCall, MpExecutor, MpOptions, Ranks,
+    StderrSink,
 };
 use denoised_os::{child::ExitStatus, process::cpu_time_ns, process::memory_of, signal::Signal};
 use denoised_testkit::{
@@ -16,7 +17,7 @@ use denoised_testkit::{
     script::{At, Script, What, picture, request, wave},
     watchdog::Watchdog,
 };
-use denoised_types::{Failure, FailureCode, Generated, Rank, RequestId, WaveId};
+use denoised_types::{Failure, FailureCode, Image, Rank, RequestId, WaveId};
 use denoised_wire::{StartPhase, WorkerStatus};
 use std::{
     collections::BTreeMap,
@@ -72,12 +73,20 @@ fn events_until_failed(executor: &dyn Executor) -> Vec<ExecutorEvent> {
     events
 }
 
-fn outcomes(events: &[ExecutorEvent]) -> BTreeMap<RequestId, Result<Box<Generated>, Failure>> {
+fn image(output: &denoised_executor::Output) -> Image {
+    let (width, height) = output.size();
+    let rgb = output.rgb().to_vec();
+    Image { width, height, rgb }
+}
+
+fn outcomes(events: &[ExecutorEvent]) -> BTreeMap<RequestId, Result<Image, Failure>> {
     let mut outcomes = BTreeMap::new();
     for event in events {
         if let ExecutorEvent::RequestDone { request_id, outcome } = event {
             assert!(
-                outcomes.insert(*request_id, outcome.clone()).is_none(),
+                outcomes
+                    .insert(*request_id, outcome.as_ref().map(image).map_err(Clone::clone))
+                    .is_none(),
                 "{request_id} ended twice"
             );
         }
@@ -194,7 +203,7 @@ fn d5_the_status_is_the_true_one_every_time() {
     println!("slowest of 25 deaths was reported {slowest:?} after the kill returned");
     for _ in 0..10 {
         let executor = start(1, &Script::default());
-        let error = executor.call("exit", b"3", CallTarget::All, late()).unwrap_err();
+        let error = executor.call(&MethodCall::new("exit", b"3", late())).unwrap_err();
         let ExecutorError::Failed(failure) = error else {
             panic!("{error:?}")
         };
@@ -228,7 +237,7 @@ fn results_that_were_sent_before_a_death_count() {
         .dispatch(wave(1, &[0], &[(1, request(1, 2)), (2, request(2, 8))]), late())
         .unwrap();
     let outcomes = outcomes(&events_until_failed(&executor));
-    assert_eq!(outcomes[&RequestId(1)].as_ref().unwrap().image, picture(1, 8));
+    assert_eq!(outcomes[&RequestId(1)].as_ref().unwrap(), &picture(1, 8));
     let failure = outcomes[&RequestId(2)].as_ref().unwrap_err();
     assert!(failure.message.contains("exited with code 9"), "{failure}");
     assert_eq!(failure.phase.as_deref(), Some("step 8 of 8"));
@@ -347,7 +356,7 @@ fn o3_a_world_outlives_the_thread_that_started_it() {
     assert!(executor.health(soon()).is_healthy());
     assert_eq!(
         executor
-            .call("echo", b"still", CallTarget::All, late())
+            .call(&MethodCall::new("echo", b"still", late()))
             .unwrap()
             .len(),
         2
@@ -480,7 +489,9 @@ fn s7_a_shutdown_during_a_long_call_keeps_its_budget() {
     let executor = &executor;
     let budget = Duration::from_secs(2);
     std::thread::scope(|scope| {
-        let caller = scope.spawn(move || executor.call("sleep", b"30000", CallTarget::One(Rank(0)), late()));
+        let caller = scope.spawn(move || {
+            executor.call(&MethodCall::new("sleep", b"30000", late()).execute(Ranks::One(Rank(0))))
+        });
         std::thread::sleep(Duration::from_millis(100));
         let begin = Instant::now();
         let report = executor.shutdown(budget);
@@ -746,7 +757,7 @@ fn m3_killed_worlds_leave_nothing_behind() {
     for _ in 0..20 {
         let executor = start(2, &Script::default());
         executor
-            .call("echo", &[1; 100_000], CallTarget::All, late())
+            .call(&MethodCall::new("echo", &[1; 100_000], late()))
             .unwrap();
         kill("KILL", &executor.world().pids);
         drop(executor);
@@ -784,7 +795,7 @@ fn the_shared_memory_is_what_the_formula_says() {
 fn q7_idle_workers_cost_next_to_nothing() {
     let _watchdog = watchdog("q7");
     let executor = start(8, &Script::default());
-    executor.call("echo", b"", CallTarget::All, late()).unwrap();
+    executor.call(&MethodCall::new("echo", b"", late())).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let used = || -> u64 {
         executor
@@ -800,7 +811,7 @@ fn q7_idle_workers_cost_next_to_nothing() {
     println!("8 idle workers used {:.4} % of a core", share * 100.0);
     assert!(share < 0.01, "{share}");
     let begin = Instant::now();
-    executor.call("echo", b"awake", CallTarget::All, late()).unwrap();
+    executor.call(&MethodCall::new("echo", b"awake", late())).unwrap();
     println!("the first call afterwards took {:?}", begin.elapsed());
 }
 
@@ -814,7 +825,7 @@ fn t1_a_swallowed_wave_is_a_typed_timeout_and_then_a_fence() {
     };
     let executor = start_with(options);
     let mut wave = wave(1, &[1], &[(1, request(1, 3)), (2, request(2, 3))]);
-    wave.members[0].deadline_ns = denoised_os::Deadline::after_ms(200).ns();
+    wave.joining[0].deadline_ns = denoised_os::Deadline::after_ms(200).ns();
     executor.dispatch(wave, late()).unwrap();
     let mut events = Vec::new();
     while outcomes(&events).is_empty() {
@@ -926,7 +937,7 @@ fn i3_workers_share_the_cores() {
     let _watchdog = watchdog("i3");
     let n_threads = |options: MpOptions| -> Vec<Option<u32>> {
         let executor = start_with(options);
-        let replies = executor.call("status", b"", CallTarget::All, late()).unwrap();
+        let replies = executor.call(&MethodCall::new("status", b"", late())).unwrap();
         replies
             .iter()
             .map(|reply| WorkerStatus::from_bytes(&reply.bytes).unwrap().n_threads)

@@ -1,8 +1,8 @@
 //! Workers that lie, flood, freeze and leave: what they do reaches nobody but themselves, and every request still ends once.
 
 use denoised_executor::{
-    CallTarget, Executor, ExecutorError, ExecutorEvent, Limits, LinkSpec, MpExecutor, MpOptions, StderrSink,
-    WorkerProgram,
+    Executor, ExecutorError, ExecutorEvent, Limits, LinkSpec, MethodCall, MpExecutor, MpOptions, Ranks,
+    StderrSink, WorkerProgram,
 };
 use denoised_link::{INHERITED_NAME, WorkerEnd, attach};
 use denoised_os::{Deadline, child::inherited_fd, socket::Channel};
@@ -85,7 +85,7 @@ fn start_error(options: MpOptions) -> Failure {
     }
 }
 
-type Outcomes = BTreeMap<RequestId, Result<Box<Generated>, Failure>>;
+type Outcomes = BTreeMap<RequestId, Result<Generated, Failure>>;
 
 /// The ends of all requests until `n_waves` waves are over, each once.
 fn outcomes(executor: &dyn Executor, n_waves: usize) -> Outcomes {
@@ -96,7 +96,9 @@ fn outcomes(executor: &dyn Executor, n_waves: usize) -> Outcomes {
             match event {
                 ExecutorEvent::RequestDone { request_id, outcome } => {
                     assert!(
-                        ended.insert(request_id, outcome).is_none(),
+                        ended
+                            .insert(request_id, outcome.map(denoised_executor::Output::into_generated))
+                            .is_none(),
                         "request {request_id} ended twice"
                     );
                 }
@@ -109,7 +111,7 @@ fn outcomes(executor: &dyn Executor, n_waves: usize) -> Outcomes {
     ended
 }
 
-fn run_on(executor: &dyn Executor, rank: u16, request_id: u64) -> Result<Box<Generated>, Failure> {
+fn run_on(executor: &dyn Executor, rank: u16, request_id: u64) -> Result<Generated, Failure> {
     let wave = wave(request_id, &[rank], &[(request_id, request(request_id, 2))]);
     executor.dispatch(wave, late()).unwrap();
     outcomes(executor, 1).remove(&RequestId(request_id)).unwrap()
@@ -226,6 +228,7 @@ fn lie(role: &str) {
     let ready = BootUp::Ready {
         model: None,
         weight_bytes: 0,
+        methods: Vec::new(),
     };
     end.boot.send(&ready, None).unwrap();
     let mut liar = Liar {
@@ -239,7 +242,7 @@ fn lie(role: &str) {
         let (header, body) = split_header(&received.message).unwrap();
         liar.call_id = header.call_id;
         match decode_command(&header, body).unwrap() {
-            Command::Execute(wave) => carry_out(role, &liar, wave.members[0].request_id),
+            Command::Execute(wave) => carry_out(role, &liar, wave.joining[0].request_id),
             Command::Call { .. } => liar.send_as(
                 liar.header(),
                 &Event::CallDone {
@@ -396,7 +399,7 @@ fn misaddressed_and_repeated_events_change_nothing() {
         stats.n_bad_events >= 3 * 6 && stats.n_late_events > 0,
         "{stats:?}"
     );
-    let replies = executor.call("rank", b"", CallTarget::All, late()).unwrap();
+    let replies = executor.call(&MethodCall::new("rank", b"", late())).unwrap();
     assert_eq!(replies[1].bytes, b"honest");
 }
 
@@ -722,7 +725,7 @@ fn a_frozen_worker_is_unhealthy_misses_deadlines_and_is_killed() {
         (health.answered, health.silent) == (vec![Rank(0)], vec![Rank(1)])
     }));
     let mut wave = wave(1, &[1], &[(1, request(1, 2))]);
-    wave.members[0].deadline_ns = Deadline::after_ms(200).ns();
+    wave.joining[0].deadline_ns = Deadline::after_ms(200).ns();
     executor.dispatch(wave, late()).unwrap();
     let mut ended = None;
     while ended.is_none() {
@@ -742,7 +745,7 @@ fn a_frozen_worker_is_unhealthy_misses_deadlines_and_is_killed() {
     // The other rank is none the worse for it.
     assert!(
         executor
-            .call("rank", b"", CallTarget::One(Rank(0)), late())
+            .call(&MethodCall::new("rank", b"", late()).execute(Ranks::One(Rank(0))))
             .is_ok()
     );
     let report = executor.shutdown(Duration::from_secs(2));

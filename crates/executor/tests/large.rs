@@ -37,7 +37,7 @@ fn worlds(link: LinkSpec, limits: Limits, script: &Script) -> [Box<dyn Executor>
     ]
 }
 
-fn run(executor: &dyn Executor, id: u64, request: GenerateRequest) -> Result<Box<Generated>, Failure> {
+fn run(executor: &dyn Executor, id: u64, request: GenerateRequest) -> Result<Generated, Failure> {
     executor
         .dispatch(wave(id, &[0], &[(id, request)]), late())
         .unwrap();
@@ -45,7 +45,11 @@ fn run(executor: &dyn Executor, id: u64, request: GenerateRequest) -> Result<Box
     loop {
         for event in executor.wait_events(late()) {
             match event {
-                ExecutorEvent::RequestDone { outcome, .. } => assert!(ended.replace(outcome).is_none()),
+                ExecutorEvent::RequestDone { outcome, .. } => assert!(
+                    ended
+                        .replace(outcome.map(denoised_executor::Output::into_generated))
+                        .is_none()
+                ),
                 ExecutorEvent::WaveDone { .. } => return ended.unwrap(),
                 ExecutorEvent::RequestStarted { .. } | ExecutorEvent::Step { .. } => {}
                 ExecutorEvent::WorldFailed(failure) => panic!("{failure}"),
@@ -164,6 +168,7 @@ fn large_latents_arrive_and_larger_ones_are_refused_before_they_are_sent() {
         let ExecutorError::TooLarge {
             message_bytes,
             limit_bytes,
+            ..
         } = error
         else {
             panic!("{error:?}")

@@ -1,6 +1,6 @@
 //! Messages that one side does not understand: answered with a typed failure, at once, and the next one works (fault case E5).
 
-use denoised_executor::{CallTarget, Executor, ExecutorError, LinkSpec, UniExecutor, UniOptions};
+use denoised_executor::{Executor, ExecutorError, LinkSpec, MethodCall, UniExecutor, UniOptions};
 use denoised_link::{ControlInput, Received, Waiting, WorkerEnd, local_link};
 use denoised_os::Deadline;
 use denoised_testkit::{
@@ -116,12 +116,11 @@ fn what_is_not_understood_is_answered_and_the_next_message_works() {
     let executor =
         UniExecutor::start(options, Box::new(move |end| relay(spec, end)), &mut |_, _| {}).unwrap();
     let call = |args: &str| {
-        executor.call(
+        executor.call(&MethodCall::new(
             "echo",
             args.as_bytes(),
-            CallTarget::All,
             Instant::now() + Duration::from_secs(60),
-        )
+        ))
     };
     let versions = format!(
         "protocol version {}, this program speaks version {PROTOCOL_VERSION}",

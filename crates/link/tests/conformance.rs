@@ -21,6 +21,7 @@ fn config() -> WorkerConfig {
         device: "cpu".into(),
         dtype: "f32".into(),
         n_threads: Some(1),
+        warm_up: false,
     }
 }
 

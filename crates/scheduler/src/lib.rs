@@ -58,6 +58,11 @@ impl fmt::Display for Millis {
     }
 }
 
+/// What two requests must have in common to be computed together: shape of the picture, guidance on or off and so on, as the engine
+/// sums it up. Policies only compare it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchKey(pub u64);
+
 /// Position of a replica in its world, `0..n_replicas`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaIdx(pub u16);
@@ -77,18 +82,21 @@ pub enum Event {
         request_id: RequestId,
         /// When it must have been dispatched; a request that still waits then expires.
         deadline: Millis,
+        /// Requests with equal keys may be computed together.
+        key: BatchKey,
     },
     /// Nobody wants this request any more.
     Cancel {
         /// Which.
         request_id: RequestId,
     },
-    /// A dispatched request ended, well or not.
+    /// A request that a replica had begun ended, well or not.
     MemberDone {
         /// Which.
         request_id: RequestId,
     },
-    /// A wave ended, and with it every member; its replica is free.
+    /// A wave ended; its replica is free. In request mode every member has ended with it, in step mode those that have not go on in the
+    /// next.
     WaveDone {
         /// Which.
         wave_id: WaveId,
@@ -127,10 +135,14 @@ pub enum Action {
         wave_id: WaveId,
         /// Where.
         replica: ReplicaIdx,
-        /// Who takes part; never empty.
+        /// Who takes part: in request mode requests that waited, in step mode also those that this replica has begun, in the order in
+        /// which they joined. Not empty unless somebody is cancelled.
         members: Vec<RequestId>,
+        /// Step mode: requests that this replica has begun and that it gives up before it computes anything; each still ends with its
+        /// own [`Event::MemberDone`] in this wave.
+        cancelled: Vec<RequestId>,
     },
-    /// Ask the workers to stop computing these; each still ends with its own [`Event::MemberDone`].
+    /// Request mode: ask the workers to stop computing these; each still ends with its own [`Event::MemberDone`].
     Stop {
         /// Which. Each id at most once in its life.
         request_ids: Vec<RequestId>,

@@ -230,6 +230,7 @@ impl RequestPolicy {
                 wave_id,
                 replica: replica_idx,
                 members: vec![request_id],
+                cancelled: Vec::new(),
             });
         }
     }
@@ -241,7 +242,11 @@ impl Policy for RequestPolicy {
         // What has expired makes room for what comes.
         self.expire(now, &mut actions);
         match event {
-            Event::Submit { request_id, deadline } => self.submit(now, request_id, deadline, &mut actions),
+            Event::Submit {
+                request_id,
+                deadline,
+                key: _,
+            } => self.submit(now, request_id, deadline, &mut actions),
             Event::Cancel { request_id } => self.cancel(request_id, &mut actions),
             Event::MemberDone { request_id } => self.member_done(request_id),
             Event::WaveDone { wave_id } => self.wave_done(wave_id),
@@ -289,6 +294,7 @@ impl Policy for RequestPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BatchKey;
 
     const R0: ReplicaIdx = ReplicaIdx(0);
     const R1: ReplicaIdx = ReplicaIdx(1);
@@ -314,6 +320,7 @@ mod tests {
         Event::Submit {
             request_id: RequestId(id),
             deadline: Millis::NEVER,
+            key: BatchKey(0),
         }
     }
 
@@ -335,6 +342,7 @@ mod tests {
             wave_id: WaveId(wave),
             replica,
             members: vec![RequestId(id)],
+            cancelled: Vec::new(),
         }
     }
 
@@ -463,6 +471,7 @@ mod tests {
         let at = |id, ms| Event::Submit {
             request_id: RequestId(id),
             deadline: Millis(ms),
+            key: BatchKey(0),
         };
         policy.on_event(Millis(0), at(1, 10));
         policy.on_event(Millis(0), at(2, 30));

@@ -3,7 +3,7 @@
 //! The model below keeps its own books from events and actions alone and compares. A failure prints the seed and the event's
 //! index; running that seed again replays it exactly.
 
-use denoised_scheduler::{Action, EndReason, Event, Millis, Policy, ReplicaIdx, RequestPolicy};
+use denoised_scheduler::{Action, BatchKey, EndReason, Event, Millis, Policy, ReplicaIdx, RequestPolicy};
 use denoised_types::{RequestId, WaveId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -94,6 +94,7 @@ impl Books {
                 let Event::Submit {
                     request_id: submitted,
                     deadline,
+                    ..
                 } = event
                 else {
                     panic!("admitted without a submit");
@@ -112,6 +113,7 @@ impl Books {
                 wave_id,
                 replica,
                 members,
+                cancelled: _,
             } => {
                 assert!(!self.closed, "dispatched after close");
                 assert!(wave_id.0 > self.last_wave, "wave ids grow");
@@ -253,7 +255,11 @@ fn choose(random: &mut Random, books: &Books, now: Millis, n_submitted: &mut u64
                 1 => now.plus(random.below(20)),
                 _ => now.plus(random.below(400)),
             };
-            Event::Submit { request_id, deadline }
+            Event::Submit {
+                request_id,
+                deadline,
+                key: BatchKey(0),
+            }
         }
         35..50 => Event::Cancel {
             request_id: any_id(random, *n_submitted),
@@ -381,6 +387,7 @@ fn equal_histories_give_equal_actions() {
                     Event::Submit {
                         request_id: RequestId(id),
                         deadline,
+                        key: BatchKey(0),
                     },
                 ));
                 let request_id = RequestId(1 + random.below(id));

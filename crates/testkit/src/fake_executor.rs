@@ -4,8 +4,8 @@
 //! that shows the request's seed.
 
 use denoised_executor::{
-    CallTarget, Executor, ExecutorError, ExecutorEvent, Health, RankExit, RankReply, ShutdownReport, Waker,
-    WorldInfo,
+    Capabilities, Executor, ExecutorError, ExecutorEvent, Health, MethodCall, Output, RankExit, RankReply,
+    Ranks, ShutdownReport, Waker, WorldInfo,
 };
 use denoised_types::{
     CallId, Epoch, Failure, FailureCode, Generated, Image, PhaseTimes, Rank, RequestId, Resolved, WaveId,
@@ -119,7 +119,7 @@ struct Open {
 enum Planned {
     Event(ExecutorEvent),
     /// The request's end: its own event, then its wave's if it was the last.
-    Done(RequestId, Option<Result<Box<Generated>, Failure>>),
+    Done(RequestId, Option<Result<Output, Failure>>),
 }
 
 /// The picture of a seed: one pixel, of the seed's three lowest bytes.
@@ -164,6 +164,12 @@ impl FakeExecutor {
             model: None,
             weight_bytes: 0,
             pids: Vec::new(),
+            methods: Vec::new(),
+            capabilities: Capabilities {
+                is_isolated: false,
+                defers_outputs: false,
+                is_remote: false,
+            },
         };
         Arc::new(Self {
             world,
@@ -274,7 +280,7 @@ impl State {
     fn begin(&mut self, wave: &Wave, script: &Script) {
         let rank = wave.ranks.first().copied().unwrap_or_default();
         let now = Instant::now();
-        for member in &wave.members {
+        for member in &wave.joining {
             let run = script(member);
             let request_id = member.request_id;
             self.plan(
@@ -291,7 +297,7 @@ impl State {
                 self.plan(now + run.step_time * n_done, Planned::Event(step));
             }
             let end = now + run.step_time * n_steps;
-            let done = || Box::new(picture(member.request.seed, n_steps, rank));
+            let done = || Output::from(picture(member.request.seed, n_steps, rank));
             match &run.end {
                 FakeEnd::Picture => self.plan(end, Planned::Done(request_id, Some(Ok(done())))),
                 FakeEnd::Fail(failure) => {
@@ -312,7 +318,7 @@ impl State {
             }
             self.open.insert(request_id, Open { run, begun: now });
         }
-        let members = wave.members.iter().map(|member| member.request_id).collect();
+        let members = wave.request_ids().collect();
         self.waves.insert(wave.wave_id, members);
     }
 
@@ -389,8 +395,8 @@ impl Executor for FakeExecutor {
         state.calls.push(FakeCall::Dispatch {
             wave_id: wave.wave_id,
             ranks: wave.ranks.clone(),
-            request_ids: wave.members.iter().map(|member| member.request_id).collect(),
-            deadline_ns: wave.members.first().map_or(0, |member| member.deadline_ns),
+            request_ids: wave.request_ids().collect(),
+            deadline_ns: wave.joining.first().map_or(0, |member| member.deadline_ns),
         });
         state.begin(&wave, &self.script);
         state.n_calls += 1;
@@ -442,33 +448,23 @@ impl Executor for FakeExecutor {
     }
 
     /// `echo` returns its arguments; no other method is known.
-    fn call(
-        &self,
-        method: &str,
-        args: &[u8],
-        target: CallTarget,
-        _deadline: Instant,
-    ) -> Result<Vec<RankReply>, ExecutorError> {
+    fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError> {
         self.lock().usable()?;
-        let ranks = match target {
-            CallTarget::All => (0..self.world.world_size).map(Rank).collect(),
-            CallTarget::One(rank) => vec![rank],
+        let ranks = match call.reply.unwrap_or(call.execute) {
+            Ranks::All => (0..self.world.world_size).map(Rank).collect(),
+            Ranks::One(rank) => vec![rank],
         };
-        if method != "echo" {
-            let failure = Failure::new(
-                FailureCode::InvalidRequest,
-                format!("no method {method:?}, known: echo"),
-            );
-            return Err(ExecutorError::Rank {
-                failure,
-                succeeded: Vec::new(),
+        if call.method != "echo" {
+            return Err(ExecutorError::UnknownMethod {
+                method: call.method.to_owned(),
+                known: vec!["echo".to_owned()],
             });
         }
         Ok(ranks
             .into_iter()
             .map(|rank| RankReply {
                 rank,
-                bytes: args.to_vec(),
+                bytes: call.args.to_vec(),
             })
             .collect())
     }

@@ -121,6 +121,7 @@ impl Script {
             device: "script".into(),
             dtype: "f32".into(),
             n_threads: None,
+            warm_up: false,
         }
     }
 
@@ -432,7 +433,10 @@ pub fn wave(
         wave_id: denoised_types::WaveId(wave_id),
         mode: denoised_types::Mode::Request,
         ranks: ranks.iter().copied().map(Rank).collect(),
-        members: requests.iter().map(member).collect(),
+        joining: requests.iter().map(member).collect(),
+        continuing: Vec::new(),
+        cancelled: Vec::new(),
+        adapters: Vec::new(),
     }
 }
 

@@ -14,6 +14,9 @@ pub struct WorkerConfig {
     pub dtype: String,
     /// Threads of a CPU worker; `None` means this machine's cores divided by the number of workers, at least one.
     pub n_threads: Option<u32>,
+    /// Whether the worker computes one small picture before it says that it is ready, so that the first request finds everything in
+    /// place and a model that cannot compute fails the start.
+    pub warm_up: bool,
 }
 
 /// What a checkpoint is, as its files say.

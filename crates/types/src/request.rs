@@ -29,6 +29,8 @@ pub struct GenerateRequest {
     /// CLIP layers of the prompt that are left out beyond the family's own choice, as diffusers' `clip_skip` counts them; the
     /// negative prompt keeps all of them, as there.
     pub clip_skip: Option<u32>,
+    /// Adapters that change the model for this request, each with its strength. Unknown names are refused.
+    pub adapters: Vec<Adapter>,
     /// Initial latents in the family's reference layout, instead of noise drawn from `seed`.
     pub latents: Option<NamedTensor>,
     /// What to return beside, or instead of, the 8-bit picture.
@@ -54,10 +56,20 @@ impl GenerateRequest {
             sampler: None,
             max_sequence_length: None,
             clip_skip: None,
+            adapters: Vec::new(),
             latents: None,
             capture: Capture::Image,
         }
     }
+}
+
+/// An adapter that workers have been given, as a request uses it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Adapter {
+    /// The name it was given.
+    pub name: String,
+    /// Its strength; 1 as it was trained. Finite (checked by the engine).
+    pub scale: f32,
 }
 
 /// What a request returns.

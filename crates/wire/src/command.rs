@@ -4,7 +4,8 @@ use crate::{BlobIdx, TensorMeta};
 use denoised_types::{GenerateRequest, Mode, Rank, RequestId, WaveId};
 use serde::{Deserialize, Serialize};
 
-/// One dispatch: member requests for one replica.
+/// One dispatch: member requests for one replica. All ranks that carry it out see the same lists, so what they do agrees without
+/// their asking each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Wave {
     /// Its id.
@@ -13,8 +14,23 @@ pub struct Wave {
     pub mode: Mode,
     /// Ranks that carry it out; the others skip it.
     pub ranks: Vec<Rank>,
-    /// Who takes part.
-    pub members: Vec<Member>,
+    /// Requests that begin with this wave. In request mode these are all its members, and each ends with it.
+    pub joining: Vec<Member>,
+    /// Step mode: requests that an earlier wave began on these ranks and that do one more step in this one, before the joining ones.
+    pub continuing: Vec<RequestId>,
+    /// Step mode: requests that an earlier wave began and that are given up before anything of this wave is computed. Each ends with
+    /// `Cancelled`; ids that have ended already are ignored. A wave may hold nothing else.
+    pub cancelled: Vec<RequestId>,
+    /// Names of all adapters that joining and continuing requests use.
+    pub adapters: Vec<String>,
+}
+
+impl Wave {
+    /// Every request that is computed in this wave, those that go on first.
+    pub fn request_ids(&self) -> impl Iterator<Item = RequestId> + '_ {
+        let joining = self.joining.iter().map(|member| member.request_id);
+        self.continuing.iter().copied().chain(joining)
+    }
 }
 
 /// A request inside a wave.
@@ -33,9 +49,11 @@ pub struct Member {
 /// Messages down.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
-    /// Data lane. Carry out a wave; answer with [`crate::Event::RequestDone`] per member, then [`crate::Event::CallDone`].
+    /// Data lane. Carry out a wave; answer with [`crate::Event::RequestDone`] per member that ends (in request mode: all of them), then
+    /// [`crate::Event::CallDone`].
     Execute(Wave),
-    /// Data lane. Run a worker method by name on `ranks`; each answers with [`crate::Event::CallDone`].
+    /// Data lane. Run a worker method by name on `ranks`; each answers with [`crate::Event::CallDone`], without the result unless it is
+    /// in `replying`.
     Call {
         /// Registered name (`echo`, `status`, …).
         method: String,
@@ -43,9 +61,22 @@ pub enum Command {
         args: BlobIdx,
         /// Who runs it.
         ranks: Vec<Rank>,
+        /// Whose result is wanted; among `ranks`.
+        replying: Vec<Rank>,
     },
-    /// Control lane. Stop computing these requests of the wave with the header's call id at the next step (or do not begin them);
-    /// each ends with `Cancelled` in its own `RequestDone`. May overtake its wave.
+    /// Control lane. Run a worker method that is registered for this lane, also while a forward runs; answer with
+    /// [`crate::Event::CallDone`].
+    ControlCall {
+        /// Registered name (`progress`, `profile_start`, …).
+        method: String,
+        /// Its arguments. A few kilobytes at most.
+        args: Vec<u8>,
+        /// Whether its result is wanted.
+        is_replying: bool,
+    },
+    /// Control lane, request mode. Stop computing these requests of the wave with the header's call id at the next step (or do not
+    /// begin them); each ends with `Cancelled` in its own `RequestDone`. May overtake its wave. In step mode waves say themselves who
+    /// is cancelled, so that several ranks stop at the same step.
     Cancel {
         /// Which.
         requests: Vec<RequestId>,

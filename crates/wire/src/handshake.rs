@@ -57,6 +57,24 @@ pub enum BootDown {
     },
 }
 
+/// Which order of messages a method is called in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Lane {
+    /// In turn with waves; it may change what they compute.
+    Data,
+    /// At once, beside a forward; it only looks or sets flags.
+    Control,
+}
+
+/// A method that a worker has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MethodInfo {
+    /// What it is called by.
+    pub name: String,
+    /// Where it runs.
+    pub lane: Lane,
+}
+
 /// Messages from a starting worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum BootUp {
@@ -73,6 +91,8 @@ pub enum BootUp {
         model: Option<ModelInfo>,
         /// Bytes of the prepared weights.
         weight_bytes: u64,
+        /// The methods that it has, by name.
+        methods: Vec<MethodInfo>,
     },
     /// Start-up failed; the process exits.
     StartFailed(Failure),

@@ -21,6 +21,6 @@ pub use codec::{
 };
 pub use command::{Command, Member, Wave};
 pub use event::{Event, GeneratedMeta, StartPhase};
-pub use handshake::{BootDown, BootUp, FdUse, Hello};
+pub use handshake::{BootDown, BootUp, FdUse, Hello, Lane, MethodInfo};
 pub use header::{BlobIdx, HEADER_BYTES, Header, PROTOCOL_VERSION, TensorMeta};
 pub use status::{WorkerMemory, WorkerStatus};

@@ -41,14 +41,23 @@ fn commands() -> Vec<Command> {
         wave_id: WaveId(1),
         mode: Mode::Step,
         ranks: vec![Rank(0), Rank(3)],
-        members: vec![member.clone(), member],
+        joining: vec![member.clone(), member],
+        continuing: vec![RequestId(3), RequestId(7)],
+        cancelled: vec![RequestId(5)],
+        adapters: vec!["ink".into(), String::new()],
     };
     vec![
         Command::Execute(wave),
         Command::Call {
             method: "echo".into(),
             args: BlobIdx(0),
-            ranks: vec![Rank(1)],
+            ranks: vec![Rank(1), Rank(2)],
+            replying: vec![Rank(2)],
+        },
+        Command::ControlCall {
+            method: "progress".into(),
+            args: vec![0, 255],
+            is_replying: true,
         },
         Command::Cancel {
             requests: vec![RequestId(1), RequestId(u64::MAX)],
@@ -116,6 +125,7 @@ fn boots() -> (Vec<BootDown>, Vec<BootUp>) {
         device: "cpu".into(),
         dtype: "f32".into(),
         n_threads: Some(2),
+        warm_up: false,
     };
     let hello = Hello {
         epoch: Epoch(1),
@@ -140,6 +150,16 @@ fn boots() -> (Vec<BootDown>, Vec<BootUp>) {
         BootUp::Ready {
             model: None,
             weight_bytes: 5,
+            methods: vec![
+                MethodInfo {
+                    name: "echo".into(),
+                    lane: Lane::Data,
+                },
+                MethodInfo {
+                    name: "progress".into(),
+                    lane: Lane::Control,
+                },
+            ],
         },
         BootUp::StartFailed(Failure::new(FailureCode::InvalidModel, "file missing")),
     ];

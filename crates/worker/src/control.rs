@@ -211,7 +211,7 @@ fn obey(shared: &Shared, message: &[u8]) {
         Ok(Command::Ping) => Event::Pong,
         Ok(Command::Cancel { requests }) => return shared.cancel(header.call_id, requests),
         Ok(Command::Stop) => return shared.ask_to_stop(Stop::Asked),
-        Ok(Command::Execute(_) | Command::Call { .. }) => {
+        Ok(Command::Execute(_) | Command::Call { .. } | Command::ControlCall { .. }) => {
             let text = "a data command came on the control lane";
             Event::CallDone {
                 outcome: Err(Failure::new(FailureCode::Protocol, text).on_rank(shared.rank)),

@@ -123,6 +123,7 @@ fn serve_data(
     let ready = BootUp::Ready {
         model: started.model,
         weight_bytes: started.weight_bytes,
+        methods: Vec::new(),
     };
     if boot.send(&ready, None).is_err() {
         return Ending::ExecutorGone;
@@ -323,7 +324,7 @@ impl Runner<'_> {
         match command {
             Command::Execute(wave) => self.run_wave(header, wave, received),
             Command::Call { method, args, .. } => self.call(header.call_id, &method, args, &received),
-            Command::Cancel { .. } | Command::Ping | Command::Stop => {
+            Command::ControlCall { .. } | Command::Cancel { .. } | Command::Ping | Command::Stop => {
                 let text = "a control command came on the data lane";
                 self.answer(header.call_id, Err(Failure::new(FailureCode::Protocol, text)))
             }
@@ -365,7 +366,7 @@ impl Runner<'_> {
 
     fn run_wave(&mut self, header: Header, wave: Wave, mut received: Received) -> Result<(), Failure> {
         let rank = self.shared.rank;
-        let request_ids: Vec<RequestId> = wave.members.iter().map(|member| member.request_id).collect();
+        let request_ids: Vec<RequestId> = wave.joining.iter().map(|member| member.request_id).collect();
         let Self {
             shared,
             program,
@@ -380,8 +381,8 @@ impl Runner<'_> {
             limit: *limit,
         };
         let mut sink = Sink::new(reporter, request_ids.iter().copied());
-        let mut members = Vec::with_capacity(wave.members.len());
-        for member in wave.members {
+        let mut members = Vec::with_capacity(wave.joining.len());
+        for member in wave.joining {
             let request_id = member.request_id;
             let unpacked = match sink.stop_reason(request_id, member.deadline_ns) {
                 Some(failure) => Err(failure),

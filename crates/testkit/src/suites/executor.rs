@@ -8,7 +8,7 @@ use crate::{
     process::eventually,
     script::{At, Script, What, picture, request, wave},
 };
-use denoised_executor::{CallTarget, Executor, ExecutorError, ExecutorEvent};
+use denoised_executor::{Executor, ExecutorError, ExecutorEvent, MethodCall, Output, Ranks};
 use denoised_types::{Capture, Failure, FailureCode, Generated, NamedTensor, Rank, RequestId, WaveId};
 use denoised_wire::WorkerStatus;
 use std::{
@@ -104,7 +104,7 @@ fn events_until_done(executor: &dyn Executor, waves: &[u64]) -> Vec<ExecutorEven
     seen
 }
 
-type Outcome = Result<Box<Generated>, Failure>;
+type Outcome = Result<Generated, Failure>;
 
 /// The outcomes by request.
 ///
@@ -115,7 +115,9 @@ fn outcomes(events: Vec<ExecutorEvent>) -> BTreeMap<RequestId, Outcome> {
     for event in events {
         if let ExecutorEvent::RequestDone { request_id, outcome } = event {
             assert!(
-                outcomes.insert(request_id, outcome).is_none(),
+                outcomes
+                    .insert(request_id, outcome.map(Output::into_generated))
+                    .is_none(),
                 "request {request_id} ended twice"
             );
         }
@@ -249,7 +251,7 @@ pub fn large_pictures_arguments_and_replies_travel_whole(start: &StartFn) {
     }
     for n_bytes in [0usize, 1, 4096, 4097, 16_384, 65_536, 1_000_000] {
         let args: Vec<u8> = (0..n_bytes).map(|i| (i * 31 + n_bytes) as u8).collect();
-        let replies = executor.call("echo", &args, CallTarget::All, late()).unwrap();
+        let replies = executor.call(&MethodCall::new("echo", &args, late())).unwrap();
         assert_eq!(
             replies.iter().map(|reply| reply.rank).collect::<Vec<_>>(),
             ranks(&*executor)
@@ -268,7 +270,7 @@ pub fn every_caller_gets_its_own_answer(start: &StartFn) {
             scope.spawn(move || {
                 for call_idx in 0..1000u32 {
                     let mine = (u64::from(thread_idx) << 32 | u64::from(call_idx)).to_le_bytes();
-                    let replies = executor.call("echo", &mine, CallTarget::All, late()).unwrap();
+                    let replies = executor.call(&MethodCall::new("echo", &mine, late())).unwrap();
                     assert!(replies.iter().all(|reply| reply.bytes == mine));
                 }
             });
@@ -283,7 +285,7 @@ pub fn failing_ranks_are_named_and_the_others_listed(start: &StartFn) {
     let last = *ranks(&*executor).last().unwrap();
     let args = format!("{last} adapter is broken");
     match executor
-        .call("fail_on", args.as_bytes(), CallTarget::All, late())
+        .call(&MethodCall::new("fail_on", args.as_bytes(), late()))
         .unwrap_err()
     {
         ExecutorError::Rank { failure, succeeded } => {
@@ -304,11 +306,11 @@ pub fn old_answers_do_not_reach_new_calls(start: &StartFn) {
     let executor = start(&Script::default());
     for round in 0..20 {
         executor
-            .call("fail_on", b"0 old", CallTarget::All, late())
+            .call(&MethodCall::new("fail_on", b"0 old", late()))
             .unwrap_err();
         let new = format!("new {round}");
         let replies = executor
-            .call("echo", new.as_bytes(), CallTarget::All, late())
+            .call(&MethodCall::new("echo", new.as_bytes(), late()))
             .unwrap();
         assert!(replies.iter().all(|reply| reply.bytes == new.as_bytes()));
     }
@@ -321,14 +323,14 @@ pub fn late_answers_do_no_harm(start: &StartFn) {
     for _ in 0..50 {
         // A worker that comes to it later refuses it, or answers late.
         let soon = Instant::now() + Duration::from_millis(2);
-        match executor.call("sleep", b"5", CallTarget::All, soon) {
+        match executor.call(&MethodCall::new("sleep", b"5", soon)) {
             Err(ExecutorError::Deadline { .. } | ExecutorError::Rank { .. }) => {}
             // The answer was there before this thread was.
             Ok(_) => {}
             Err(other) => panic!("{other:?}"),
         }
     }
-    let replies = executor.call("echo", b"after", CallTarget::All, late()).unwrap();
+    let replies = executor.call(&MethodCall::new("echo", b"after", late())).unwrap();
     assert!(replies.iter().all(|reply| reply.bytes == b"after"));
     assert_eq!(replies.len(), ranks(&*executor).len());
     close(&*executor);
@@ -340,7 +342,7 @@ pub fn a_passed_deadline_is_refused_at_once(start: &StartFn) {
     for past in [Duration::ZERO, Duration::from_secs(1)] {
         let deadline = Instant::now().checked_sub(past).unwrap_or_else(Instant::now);
         match executor
-            .call("echo", b"x", CallTarget::All, deadline)
+            .call(&MethodCall::new("echo", b"x", deadline))
             .unwrap_err()
         {
             ExecutorError::Deadline { silent, .. } => assert_eq!(silent, ranks(&*executor)),
@@ -348,7 +350,7 @@ pub fn a_passed_deadline_is_refused_at_once(start: &StartFn) {
         }
         assert!(executor.wait_events(deadline).is_empty());
     }
-    executor.call("echo", b"x", CallTarget::All, late()).unwrap();
+    executor.call(&MethodCall::new("echo", b"x", late())).unwrap();
     close(&*executor);
 }
 
@@ -358,7 +360,7 @@ pub fn an_unanswered_call_names_the_silent_ranks(start: &StartFn) {
     let begin = Instant::now();
     let deadline = begin + Duration::from_millis(100);
     match executor
-        .call("sleep", b"500", CallTarget::One(Rank(0)), deadline)
+        .call(&MethodCall::new("sleep", b"500", deadline).execute(Ranks::One(Rank(0))))
         .unwrap_err()
     {
         ExecutorError::Deadline { what, silent } => {
@@ -369,7 +371,7 @@ pub fn an_unanswered_call_names_the_silent_ranks(start: &StartFn) {
     }
     assert!(begin.elapsed() >= Duration::from_millis(100));
     // The rank is late, not lost.
-    executor.call("echo", b"x", CallTarget::All, late()).unwrap();
+    executor.call(&MethodCall::new("echo", b"x", late())).unwrap();
     assert_eq!(executor.failure(), None);
     close(&*executor);
 }
@@ -378,10 +380,14 @@ pub fn an_unanswered_call_names_the_silent_ranks(start: &StartFn) {
 pub fn messages_over_the_limit_are_refused_and_the_path_goes_on(start: &StartFn) {
     let executor = start(&Script::default());
     let args = vec![0; 256 << 20];
-    let limit_bytes = match executor.call("echo", &args, CallTarget::All, late()).unwrap_err() {
+    let limit_bytes = match executor
+        .call(&MethodCall::new("echo", &args, late()))
+        .unwrap_err()
+    {
         ExecutorError::TooLarge {
             message_bytes,
             limit_bytes,
+            ..
         } => {
             assert!(message_bytes > limit_bytes && message_bytes >= args.len() as u64);
             limit_bytes
@@ -390,18 +396,18 @@ pub fn messages_over_the_limit_are_refused_and_the_path_goes_on(start: &StartFn)
     };
     let one_more = vec![0; usize::try_from(limit_bytes).unwrap() + 1];
     let error = executor
-        .call("echo", &one_more, CallTarget::All, late())
+        .call(&MethodCall::new("echo", &one_more, late()))
         .unwrap_err();
     assert!(matches!(error, ExecutorError::TooLarge { .. }), "{error:?}");
     // A reply may be too large as well; that is the method's failure.
     match executor
-        .call("payload", b"268435456", CallTarget::One(Rank(0)), late())
+        .call(&MethodCall::new("payload", b"268435456", late()).execute(Ranks::One(Rank(0))))
         .unwrap_err()
     {
         ExecutorError::Rank { failure, .. } => assert_eq!(failure.code, FailureCode::OutOfMemory),
         other => panic!("{other:?}"),
     }
-    executor.call("echo", b"x", CallTarget::All, late()).unwrap();
+    executor.call(&MethodCall::new("echo", b"x", late())).unwrap();
     close(&*executor);
 }
 
@@ -409,7 +415,7 @@ pub fn messages_over_the_limit_are_refused_and_the_path_goes_on(start: &StartFn)
 pub fn unknown_methods_and_ranks_are_refused(start: &StartFn) {
     let executor = start(&Script::default());
     match executor
-        .call("no such", b"", CallTarget::All, late())
+        .call(&MethodCall::new("no such", b"", late()))
         .unwrap_err()
     {
         ExecutorError::Rank { failure, succeeded } => {
@@ -420,7 +426,7 @@ pub fn unknown_methods_and_ranks_are_refused(start: &StartFn) {
     }
     for rank in [executor.world().world_size, 63, 64, u16::MAX] {
         let error = executor
-            .call("echo", b"", CallTarget::One(Rank(rank)), late())
+            .call(&MethodCall::new("echo", b"", late()).execute(Ranks::One(Rank(rank))))
             .unwrap_err();
         assert!(matches!(error, ExecutorError::Rank { .. }), "{error:?}");
         let error = executor
@@ -442,7 +448,7 @@ pub fn built_in_methods_answer(start: &StartFn) {
         .dispatch(wave(1, &[0], &[(1, request(1, 1))]), late())
         .unwrap();
     events_until_done(&*executor, &[1]);
-    for reply in executor.call("status", b"", CallTarget::All, late()).unwrap() {
+    for reply in executor.call(&MethodCall::new("status", b"", late())).unwrap() {
         let status = WorkerStatus::from_bytes(&reply.bytes).unwrap();
         assert_eq!((status.rank, status.n_calls), (reply.rank, 0));
         assert_eq!(status.n_waves, u64::from(reply.rank == Rank(0)));
@@ -479,7 +485,11 @@ pub fn cancelled_requests_end_soon_and_the_next_starts(start: &StartFn) {
                     }
                 }
                 ExecutorEvent::RequestDone { request_id, outcome } => {
-                    assert!(outcomes.insert(request_id, outcome).is_none());
+                    assert!(
+                        outcomes
+                            .insert(request_id, outcome.map(Output::into_generated))
+                            .is_none()
+                    );
                 }
                 _ => {}
             }
@@ -522,7 +532,7 @@ pub fn a_cancel_may_overtake_its_wave(start: &StartFn) {
 pub fn requests_end_at_their_deadline(start: &StartFn) {
     let executor = start(&Script::with_steps_of(10));
     let mut wave = wave(1, &[0], &[(1, request(1, 1000)), (2, request(2, 1))]);
-    wave.members[0].deadline_ns = denoised_os::Deadline::after_ms(200).ns();
+    wave.joining[0].deadline_ns = denoised_os::Deadline::after_ms(200).ns();
     executor.dispatch(wave, late()).unwrap();
     let outcomes = outcomes(events_until_done(&*executor, &[1]));
     assert_eq!(
@@ -552,7 +562,7 @@ pub fn failures_of_requests_have_one_shape_and_spare_the_world(start: &StartFn) 
     );
     assert!(outcomes[&RequestId(2)].is_ok());
     match executor
-        .call("fail", b"no adapter", CallTarget::One(Rank(0)), late())
+        .call(&MethodCall::new("fail", b"no adapter", late()).execute(Ranks::One(Rank(0))))
         .unwrap_err()
     {
         ExecutorError::Rank { failure, .. } => {
@@ -565,7 +575,7 @@ pub fn failures_of_requests_have_one_shape_and_spare_the_world(start: &StartFn) 
         other => panic!("{other:?}"),
     }
     assert_eq!(executor.failure(), None);
-    executor.call("echo", b"x", CallTarget::All, late()).unwrap();
+    executor.call(&MethodCall::new("echo", b"x", late())).unwrap();
     close(&*executor);
 }
 
@@ -625,7 +635,7 @@ pub fn calls_are_answered_beside_a_thread_that_waits_for_events(start: &StartFn)
             scope.spawn(move || {
                 for call_idx in 0..50u64 {
                     let mine = (thread_idx * 1000 + call_idx).to_le_bytes();
-                    let replies = executor.call("echo", &mine, CallTarget::All, late()).unwrap();
+                    let replies = executor.call(&MethodCall::new("echo", &mine, late())).unwrap();
                     assert!(replies.iter().all(|reply| reply.bytes == mine));
                 }
             });
@@ -706,7 +716,7 @@ pub fn wakes_are_not_lost(start: &StartFn) {
     std::thread::scope(|scope| {
         let caller = scope.spawn(move || {
             executor
-                .call("sleep", b"300", CallTarget::One(Rank(0)), late())
+                .call(&MethodCall::new("sleep", b"300", late()).execute(Ranks::One(Rank(0))))
                 .unwrap()
         });
         std::thread::sleep(Duration::from_millis(20));
@@ -738,7 +748,7 @@ fn assert_world_failed(executor: &dyn Executor, events: Vec<ExecutorEvent>, n_re
         Err(ExecutorError::Failed(_))
     ));
     assert!(matches!(
-        executor.call("echo", b"", CallTarget::All, late()),
+        executor.call(&MethodCall::new("echo", b"", late())),
         Err(ExecutorError::Failed(_))
     ));
     assert!(matches!(
@@ -827,7 +837,7 @@ pub fn callers_that_wait_hear_of_the_failure(start: &StartFn) {
     std::thread::scope(|scope| {
         let begin = Instant::now();
         let callers: Vec<_> = (0..4)
-            .map(|_| scope.spawn(move || executor.call("sleep", b"100", CallTarget::All, late())))
+            .map(|_| scope.spawn(move || executor.call(&MethodCall::new("sleep", b"100", late()))))
             .collect();
         let engine = scope.spawn(move || {
             let mut events = Vec::new();
@@ -837,7 +847,7 @@ pub fn callers_that_wait_hear_of_the_failure(start: &StartFn) {
             events
         });
         let panicked = executor
-            .call("panic", b"all over", CallTarget::One(Rank(0)), late())
+            .call(&MethodCall::new("panic", b"all over", late()).execute(Ranks::One(Rank(0))))
             .unwrap_err();
         assert!(matches!(&panicked, ExecutorError::Failed(failure) if failure.message.contains("all over")));
         for caller in callers {
@@ -860,7 +870,7 @@ pub fn health_is_an_answer_also_while_a_step_runs(start: &StartFn) {
     assert!(health.is_healthy());
     assert_eq!(health.answered, ranks(executor));
     std::thread::scope(|scope| {
-        let caller = scope.spawn(move || executor.call("busy", b"400", CallTarget::All, late()));
+        let caller = scope.spawn(move || executor.call(&MethodCall::new("busy", b"400", late())));
         std::thread::sleep(Duration::from_millis(50));
         let begin = Instant::now();
         assert!(executor.health(Duration::from_secs(30)).is_healthy());
@@ -897,7 +907,7 @@ pub fn shutdown_is_one_teardown_for_all_callers(start: &StartFn) {
     assert!(begin.elapsed() < Duration::from_secs(10));
     assert_eq!(executor.failure(), None);
     assert!(matches!(
-        executor.call("echo", b"", CallTarget::All, late()),
+        executor.call(&MethodCall::new("echo", b"", late())),
         Err(ExecutorError::Closed)
     ));
     assert!(matches!(

@@ -2,12 +2,13 @@
 
 use denoised_tensor::Activation;
 
-pub(super) const ACTIVATIONS: [Activation; 5] = [
+pub(super) const ACTIVATIONS: [Activation; 6] = [
     Activation::None,
     Activation::Silu,
     Activation::GeluTanh,
     Activation::GeluErf,
     Activation::QuickGelu,
+    Activation::Relu,
 ];
 
 pub(super) fn activate(activation: Activation, x: f64) -> f64 {
@@ -21,6 +22,7 @@ pub(super) fn activate(activation: Activation, x: f64) -> f64 {
         }
         Activation::GeluErf => 0.5 * x * erfc(-x / 2f64.sqrt()),
         Activation::QuickGelu => x * sigmoid(1.702 * x),
+        Activation::Relu => x.max(0.0),
     }
 }
 
