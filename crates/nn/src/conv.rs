@@ -16,7 +16,17 @@ pub struct Conv2d {
 impl Conv2d {
     /// Side 3, stride 1, the size of the picture stays.
     pub fn same3(scope: &mut Scope<'_>, c_in: usize, c_out: usize) -> Self {
-        Self::new(scope, c_in, c_out, 3, 1, [1; 4], 1)
+        Self::same(scope, c_in, c_out, 3)
+    }
+
+    /// Odd `side`, stride 1, the size of the picture stays.
+    pub fn same(scope: &mut Scope<'_>, c_in: usize, c_out: usize, side: usize) -> Self {
+        Self::new(scope, c_in, c_out, side, 1, [side / 2; 4], 1)
+    }
+
+    /// Side 3, every second position; `padding` is `[top, left, bottom, right]`.
+    pub fn halved3(scope: &mut Scope<'_>, c_in: usize, c_out: usize, padding: [usize; 4]) -> Self {
+        Self::new(scope, c_in, c_out, 3, 2, padding, 1)
     }
 
     /// As [`Conv2d::same3`], on the input enlarged twice with nearest neighbours.
@@ -57,15 +67,41 @@ impl Conv2d {
     /// # Errors
     /// The device's.
     pub fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, after: After<'_>) -> Result<Tensor> {
+        let out = ctx.alloc(&self.out_dims(x))?;
+        self.forward_into(ctx, x, after, &out)?;
+        Ok(out)
+    }
+
+    /// As [`Conv2d::forward`], into `out`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn forward_into(&self, ctx: &Ctx<'_>, x: &Tensor, after: After<'_>, out: &Tensor) -> Result<()> {
+        self.walk(ctx, x, &self.spec, after, out)
+    }
+
+    /// As [`Conv2d::forward_into`], of an input that was already enlarged.
+    pub(crate) fn forward_enlarged_into(&self, ctx: &Ctx<'_>, x: &Tensor, out: &Tensor) -> Result<()> {
+        let spec = ConvSpec {
+            upsample: 1,
+            ..self.spec
+        };
+        self.walk(ctx, x, &spec, After::default(), out)
+    }
+
+    /// Shape of the result for `x` `[batch, h, w, c_in]`.
+    pub fn out_dims(&self, x: &Tensor) -> [usize; 4] {
         let [top, left, bottom, right] = self.spec.padding;
         let n_out = |n_in: usize, padding: usize| {
             (n_in * self.spec.upsample + padding).saturating_sub(self.side) / self.spec.stride + 1
         };
         let (h, w) = (n_out(x.dim(1), top + bottom), n_out(x.dim(2), left + right));
-        let out = ctx.alloc(&[x.dim(0), h, w, self.c_out])?;
+        [x.dim(0), h, w, self.c_out]
+    }
+
+    fn walk(&self, ctx: &Ctx<'_>, x: &Tensor, spec: &ConvSpec, after: After<'_>, out: &Tensor) -> Result<()> {
         let epilogue = after.epilogue(ctx, Some(self.bias));
         ctx.backend
-            .conv2d(x, ctx.weight(self.weight), &self.spec, &epilogue, &out)?;
-        Ok(out)
+            .conv2d(x, ctx.weight(self.weight), spec, &epilogue, out)
     }
 }

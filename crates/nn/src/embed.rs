@@ -86,7 +86,7 @@ impl TwoLayer {
     }
 }
 
-/// Sinusoids of a timestep, then [`TwoLayer`] with SiLU.
+/// Sinusoids of a timestep, then [`TwoLayer`].
 #[derive(Clone, Debug)]
 pub struct TimestepEmbedding {
     spec: TimestepSpec,
@@ -95,23 +95,34 @@ pub struct TimestepEmbedding {
 }
 
 impl TimestepEmbedding {
-    /// `linear_1` and `linear_2` at this place behind `n_sinusoids` sinusoids.
+    /// `linear_1` and `linear_2` at this place behind `n_sinusoids` sinusoids, SiLU between them.
     pub fn new(scope: &mut Scope<'_>, spec: TimestepSpec, n_sinusoids: usize, n_out: usize) -> Self {
+        Self::with_activation(scope, spec, n_sinusoids, n_out, Activation::Silu)
+    }
+
+    /// As [`TimestepEmbedding::new`] with another activation.
+    pub fn with_activation(
+        scope: &mut Scope<'_>,
+        spec: TimestepSpec,
+        n_sinusoids: usize,
+        n_out: usize,
+        activation: Activation,
+    ) -> Self {
         Self {
             spec,
             n_sinusoids,
-            layers: TwoLayer::new(scope, n_sinusoids, n_out, Activation::Silu),
+            layers: TwoLayer::new(scope, n_sinusoids, n_out, activation),
         }
     }
 
-    /// f32 timesteps `[batch]` to `[batch, n_out]`.
+    /// f32 timesteps `[batch]` to `[batch, n_out]`, with `after` behind the second layer.
     ///
     /// # Errors
     /// The device's.
-    pub fn forward(&self, ctx: &Ctx<'_>, timesteps: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, ctx: &Ctx<'_>, timesteps: &Tensor, after: After<'_>) -> Result<Tensor> {
         let sinusoids = ctx.alloc(&[timesteps.dim(0), self.n_sinusoids])?;
         ctx.backend
             .timestep_embedding(timesteps, &self.spec, &sinusoids)?;
-        self.layers.forward(ctx, &sinusoids, After::default())
+        self.layers.forward(ctx, &sinusoids, after)
     }
 }

@@ -17,16 +17,18 @@ mod feed_forward;
 mod linear;
 mod norm;
 mod resnet;
+mod transformer;
 
 pub use attention::{Attend, attend, split};
 pub use context::Ctx;
 pub use conv::Conv2d;
 pub use declare::{Declare, Scope, WeightIdx};
 pub use embed::{Embedding, Parameter, TimestepEmbedding, TwoLayer};
-pub use feed_forward::FeedForward;
+pub use feed_forward::{FeedForward, GatedFeedForward};
 pub use linear::{After, Linear};
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
-pub use resnet::{ResnetBlock, SpatialAttention, Upsample};
+pub use resnet::{Downsample, ResnetBlock, ResnetSpec, SpatialAttention, Upsample};
+pub use transformer::{Transformer2d, Transformer2dSpec};
 
 /// Result of a forward.
 pub type Result<T, E = denoised_tensor::TensorError> = std::result::Result<T, E>;

@@ -213,7 +213,7 @@ impl Denoiser for Mmdit {
         self.add_positions(ctx, &x)?;
         let x = x.reshape(&[x.dim(0), x.dim(1) * x.dim(2), x.dim(3)])?;
 
-        let time = self.time.forward(ctx, timesteps)?;
+        let time = self.time.forward(ctx, timesteps, After::default())?;
         let pooled = conditioning.pooled.as_ref().ok_or_else(no_pooled)?;
         let vector = self.pooled.forward(ctx, pooled, After::residual(&time))?;
         ctx.backend.activation(&vector, Activation::Silu, &vector)?;

@@ -4,7 +4,7 @@ use super::Decoder;
 use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
-    After, Conv2d, Ctx, GroupNorm, Linear, ResnetBlock, Result, Scope, SpatialAttention, Upsample,
+    After, Conv2d, Ctx, GroupNorm, Linear, ResnetBlock, ResnetSpec, Result, Scope, SpatialAttention, Upsample,
 };
 use denoised_tensor::{Activation, Tensor};
 use serde_json::Value;
@@ -114,6 +114,12 @@ impl KlDecoder {
     pub(crate) fn new(root: &mut Scope<'_>, config: &KlConfig) -> Self {
         let c_latent = config.n_latent;
         let groups = (config.n_groups, EPS);
+        let resnet = ResnetSpec {
+            n_groups: config.n_groups,
+            eps: EPS,
+            activation: Activation::Silu,
+            divisor: 1.0,
+        };
         let deepest = config.widths[config.widths.len() - 1];
         // A 1x1 convolution is a product over channels.
         let post_quant = config
@@ -122,11 +128,11 @@ impl KlDecoder {
         let mut decoder = root.at("decoder");
         let conv_in = Conv2d::same3(&mut decoder.at("conv_in"), c_latent, deepest);
         let mut mid = decoder.at("mid_block");
-        let mid_first = ResnetBlock::new(&mut mid.at("resnets.0"), deepest, deepest, groups);
+        let mid_first = ResnetBlock::new(&mut mid.at("resnets.0"), deepest, deepest, resnet);
         let mid_attention = config
             .has_mid_attention
             .then(|| SpatialAttention::new(&mut mid.at("attentions.0"), deepest, groups));
-        let mid_last = ResnetBlock::new(&mut mid.at("resnets.1"), deepest, deepest, groups);
+        let mid_last = ResnetBlock::new(&mut mid.at("resnets.1"), deepest, deepest, resnet);
         let mut width = deepest;
         let n_blocks = config.widths.len();
         let mut ups = Vec::with_capacity(n_blocks);
@@ -136,7 +142,7 @@ impl KlDecoder {
                 .map(|layer_idx| {
                     let c_in = if layer_idx == 0 { width } else { block_width };
                     let mut scope = block.at(format_args!("resnets.{layer_idx}"));
-                    ResnetBlock::new(&mut scope, c_in, block_width, groups)
+                    ResnetBlock::new(&mut scope, c_in, block_width, resnet)
                 })
                 .collect();
             let is_last = block_idx + 1 == n_blocks;
