@@ -6,7 +6,7 @@ pub enum SamplerError {
     /// A setting that would change the result and is not implemented.
     #[error("sampler {sampler}: {key} = {value} is not supported, {expected} is")]
     Unsupported {
-        /// Class of the sampler in the checkpoint.
+        /// Class of the sampler in diffusers.
         sampler: &'static str,
         /// The configuration's key.
         key: &'static str,
@@ -18,7 +18,7 @@ pub enum SamplerError {
     /// A setting with which no schedule can be computed.
     #[error("sampler {sampler}: {key} = {value} makes no schedule, {expected} expected")]
     Invalid {
-        /// Class of the sampler in the checkpoint.
+        /// Class of the sampler in diffusers.
         sampler: &'static str,
         /// The configuration's key.
         key: &'static str,

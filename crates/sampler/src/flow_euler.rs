@@ -3,7 +3,7 @@
 //! The schedule is computed in float64 from ends that were rounded to float32, then rounded to float32: the same order of
 //! operations as diffusers 0.42, whose numbers the tests hold.
 
-use crate::{Sampler, SamplerError, Schedule};
+use crate::{Sampler, SamplerError, Schedule, spacing::linspace};
 
 const CLASS: &str = "FlowMatchEulerDiscreteScheduler";
 
@@ -128,15 +128,9 @@ impl Sampler for FlowEuler {
         let n_train = f64::from(self.n_train_timesteps);
         let first = self.train_sigma(self.n_train_timesteps) * n_train;
         let last = self.train_sigma(1) * n_train;
-        // numpy.linspace: `i * step + first`, the last one exact.
-        let step = (last - first) / n_steps.saturating_sub(1).max(1) as f64;
-        let mut sigmas: Vec<f32> = (0..n_steps)
-            .map(|i| {
-                let timestep = if i > 0 && i + 1 == n_steps {
-                    last
-                } else {
-                    i as f64 * step + first
-                };
+        let mut sigmas: Vec<f32> = linspace(first, last, n_steps)
+            .into_iter()
+            .map(|timestep| {
                 let sigma = timestep / n_train;
                 (self.shift * sigma / (1.0 + (self.shift - 1.0) * sigma)) as f32
             })

@@ -4,12 +4,22 @@
 //! so; the order of operations and their precision follow those libraries on purpose.
 #![forbid(unsafe_code)]
 
+mod ddim;
+mod discrete;
 mod error;
+mod euler;
 mod flow_euler;
 mod noise;
 mod schedule;
+mod spacing;
 
+pub use ddim::Ddim;
+pub use discrete::{
+    BetaSchedule, DiscreteConfig, FinalSigmas, InterpolationType, PredictionType, TimestepSpacing,
+    TimestepType,
+};
 pub use error::SamplerError;
+pub use euler::Euler;
 pub use flow_euler::{FlowEuler, FlowEulerConfig};
 pub use noise::TorchGenerator;
 pub use schedule::{Sampler, Schedule};
