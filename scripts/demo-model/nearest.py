@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """Says how often the training picture nearest to an output is the one that the prompt named.
 
-    python nearest.py --list > prompts.txt
+    python nearest.py --list > prompts.txt && mkdir pictures
     denoised generate --prompts prompts.txt --model DIR --seed 0 --n 1 -o 'pictures/{index}.png'
     python nearest.py --pictures pictures [--sheet grid.png]
     python nearest.py --draw emoji-unet [--steps 20] [--guidance 4.0] [--sheet grid.png]
 
 The prompts are captions as training draws them, one for each of 50 emoji of vocabulary.CORE; emoji
-and captions come from a fixed seed. --pictures takes any program's PNG files of them, named by their
-index from 0, with --n pictures of every prompt in a row; --draw makes them with diffusers from a
-folder in $OUT. The distance is the Euclidean one between RGB pixels on white. The first figure
-compares with the pictures that the denoiser learned, a second with all that data.py chose, which
-include many lookalikes that it never saw. A third says what a perfect denoiser would reach: it
-takes the autoencoder's reconstructions of the learned pictures for outputs.
+and captions come from a fixed seed. --pictures takes any program's PNG files of them, named by
+their index from 0, with --n pictures of every prompt in a row; --draw makes them with diffusers
+from a folder in $OUT. The distance is the Euclidean one between RGB pixels on white. The first
+figure compares with the pictures that the denoiser learned, a second with all that data.py chose,
+which include many lookalikes that it never saw. A third says what a perfect denoiser would reach:
+it takes the autoencoder's reconstructions of the learned pictures for outputs.
 
 Where a prompt uses a name that several emoji have ("a tree"), each of them counts as named.
 """
