@@ -1,0 +1,86 @@
+//! Timeouts and deadlines.
+
+use super::*;
+
+#[test]
+fn t1_a_swallowed_wave_is_a_typed_timeout_and_then_a_fence() {
+    let _watchdog = watchdog("t1");
+    let mut options = options(2, &Script::default().fault(Some(1), At::Wave, What::Hang));
+    options.limits = Limits {
+        silence: Duration::from_secs(3),
+        ..options.limits
+    };
+    let executor = start_with(options);
+    let mut wave = wave(1, &[1], &[(1, request(1, 3)), (2, request(2, 3))]);
+    wave.joining[0].deadline_ns = denoised_os::Deadline::after_ms(200).ns();
+    executor.dispatch(wave, late()).unwrap();
+    let mut events = Vec::new();
+    while outcomes(&events).is_empty() {
+        events.extend(executor.wait_events(late()));
+    }
+    let outcomes_so_far = outcomes(&events);
+    let failure = outcomes_so_far[&RequestId(1)].as_ref().unwrap_err();
+    assert_eq!(
+        (failure.code, failure.rank),
+        (FailureCode::DeadlineExceeded, Some(Rank(1)))
+    );
+    // The rank's control thread answers; its runner is not heard of. Rank 0 is well until the fence.
+    assert!(executor.health(soon()).is_healthy());
+    events.extend(events_until_failed(&executor));
+    let outcomes = outcomes(&events);
+    assert_eq!(outcomes.len(), 2);
+    let failure = outcomes[&RequestId(2)].as_ref().unwrap_err();
+    assert_eq!(
+        (failure.code, failure.rank),
+        (FailureCode::WorkerLost, Some(Rank(1)))
+    );
+    assert!(failure.message.contains("reported nothing for 3s"), "{failure}");
+    assert!(eventually(soon(), || executor
+        .world()
+        .pids
+        .iter()
+        .all(|pid| !is_running(*pid))));
+}
+
+#[test]
+fn t3_a_full_ring_shares_the_budget_of_its_call() {
+    let _watchdog = watchdog("t3");
+    let mut options = options(1, &Script::default());
+    options.link = LinkSpec {
+        command_ring_bytes: 8 << 10,
+        command_arena_bytes: 1 << 20,
+        ..options.link
+    };
+    let executor = start_with(options);
+    let pid = executor.world().pids[0];
+    // A stopped process reads nothing; it is alive, so nobody is evicted.
+    kill("STOP", &[pid]);
+    let begin = Instant::now();
+    let budget = Duration::from_millis(1000);
+    let mut n_sent = 0;
+    let error = loop {
+        match executor.dispatch(
+            wave(n_sent, &[0], &[(n_sent, request(n_sent, 1))]),
+            begin + budget,
+        ) {
+            Ok(_) => n_sent += 1,
+            Err(error) => break error,
+        }
+    };
+    let took = begin.elapsed();
+    match error {
+        ExecutorError::Deadline { silent, .. } => assert_eq!(silent, [Rank(0)]),
+        other => panic!("{other:?}"),
+    }
+    println!("gave up after {took:?} of {budget:?}, {n_sent} waves in the ring");
+    assert!(took >= budget && took < budget * 10, "{took:?}");
+    let health = executor.health(Duration::from_millis(200));
+    assert_eq!((health.silent, health.failure), (vec![Rank(0)], None));
+    assert_eq!(executor.failure(), None, "stopped is not dead");
+    kill("CONT", &[pid]);
+    let mut events = Vec::new();
+    while outcomes(&events).len() < n_sent as usize {
+        events.extend(executor.wait_events(late()));
+    }
+    assert!(outcomes(&events).values().all(Result::is_ok), "nothing was lost");
+}
