@@ -26,6 +26,8 @@ pub enum Activation {
     GeluErf,
     /// `x * sigmoid(1.702 x)`, CLIP's `quick_gelu`
     QuickGelu,
+    /// `max(x, 0)`
+    Relu,
 }
 
 /// What is done to a product or convolution before it is stored:

@@ -165,6 +165,9 @@ pub(crate) struct GeluErf;
 /// [`denoised_tensor::Activation::QuickGelu`].
 #[derive(Clone, Copy)]
 pub(crate) struct QuickGelu;
+/// [`denoised_tensor::Activation::Relu`].
+#[derive(Clone, Copy)]
+pub(crate) struct Relu;
 
 impl ActivationFn for Identity {
     #[inline(always)]
@@ -193,6 +196,14 @@ impl ActivationFn for QuickGelu {
     #[inline(always)]
     unsafe fn apply<S: Simd>(x: S::V) -> S::V {
         times_sigmoid::<S>(x, x, 1.702)
+    }
+}
+
+impl ActivationFn for Relu {
+    #[inline(always)]
+    unsafe fn apply<S: Simd>(x: S::V) -> S::V {
+        // In this order, so that NaN passes through (R4).
+        S::max(S::splat(0.0), x)
     }
 }
 
@@ -228,6 +239,10 @@ macro_rules! with_activation {
             }
             denoised_tensor::Activation::QuickGelu => {
                 type $name = $crate::simd::QuickGelu;
+                $body
+            }
+            denoised_tensor::Activation::Relu => {
+                type $name = $crate::simd::Relu;
                 $body
             }
         }
