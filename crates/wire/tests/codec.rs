@@ -234,9 +234,9 @@ fn every_message_survives_the_trip() {
 #[test]
 fn the_header_is_little_endian_in_field_order() {
     let bytes = header().to_bytes();
-    // By hand: version 2, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.
+    // By hand: version 3, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.
     let expected = [
-        2, 0, 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0xfa, 255, 255, 255, 255, 255, 255, 255,
+        3, 0, 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0xfa, 255, 255, 255, 255, 255, 255, 255,
     ];
     assert_eq!(bytes, expected);
     assert_eq!(Header::from_bytes(&bytes), header());
@@ -282,10 +282,10 @@ fn unknown_kinds_left_over_bytes_and_wrong_sizes_are_typed() {
         decode_event(&header(), &[77]),
         Err(DecodeError::Corrupt { what: "event", .. })
     ));
-    // 4 is `Stop`, which has no fields.
-    assert_eq!(decode_command(&header(), &[4]), Ok(Command::Stop));
+    // 5 is `Stop`, which has no fields.
+    assert_eq!(decode_command(&header(), &[5]), Ok(Command::Stop));
     assert!(matches!(
-        decode_command(&header(), &[4, 0]),
+        decode_command(&header(), &[5, 0]),
         Err(DecodeError::Trailing { extra_bytes: 1, .. })
     ));
     assert!(matches!(
@@ -374,9 +374,9 @@ fn random_bytes_never_panic() {
 
 #[test]
 fn lists_that_lie_about_their_length_are_refused() {
-    // `Cancel` (2) or `Execute` (0) whose list claims 2^63 entries, as a varint.
+    // `ControlCall` (2), `Cancel` (3), `Execute` (0) or `Call` (1) whose list or text claims 2^63 entries, as a varint.
     let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
-    for prefix in [vec![2], vec![0, 1, 0, 1, 0], vec![1]] {
+    for prefix in [vec![2], vec![3], vec![0, 1, 0, 1, 0], vec![1]] {
         let body: Vec<u8> = prefix.iter().chain(&huge).copied().collect();
         assert!(matches!(
             decode_command(&header(), &body),
