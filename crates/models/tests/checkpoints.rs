@@ -40,14 +40,13 @@ fn an_unknown_pipeline_class_is_refused_with_the_known_ones() {
 }
 
 #[test]
-fn a_t5_encoder_is_refused_by_name() {
+fn a_third_encoder_that_is_no_t5_is_refused_by_name() {
     let from = "\"text_encoder_3\": [\n    null,\n    null\n  ]";
-    let to = "\"text_encoder_3\": [\"transformers\", \"T5EncoderModel\"]";
-    let words = [
-        "text encoder class T5EncoderModel is not supported yet by this version",
-        "set text_encoder_3 and tokenizer_3 to [null, null]",
-    ];
+    let to = "\"text_encoder_3\": [\"transformers\", \"UMT5EncoderModel\"]";
+    let words = ["text encoder class UMT5EncoderModel", "T5EncoderModel is"];
     refused_after("model_index.json", from, to, &words);
+    let to = "\"text_encoder_3\": [\"transformers\", \"T5EncoderModel\"]";
+    refused_after("model_index.json", from, to, &["text_encoder_3"]);
 }
 
 #[test]
