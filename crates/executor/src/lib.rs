@@ -8,7 +8,7 @@
 //! R4. One thread drives [`Executor::wait_events`]; every other method may be called from any thread at any time.
 //!
 //! ```no_run
-//! use denoised_executor::{Capabilities, MethodCall, Ranks, Executor, MpExecutor, MpOptions};
+//! use denoised_executor::{Executor, MethodCall, MpExecutor, MpOptions};
 //! use denoised_types::WorkerConfig;
 //! use std::time::{Duration, Instant};
 //!
@@ -18,7 +18,7 @@
 //! // that the head of `denoised_worker` shows, or they would start workers in turn.
 //! let executor = MpExecutor::start(MpOptions::new(2, config), &mut |rank, phase| println!("rank {rank}: {phase}"))?;
 //! let deadline = Instant::now() + Duration::from_secs(1);
-//! for reply in executor.call("echo", b"hello", Capabilities, MethodCall, Ranks::All, deadline)? {
+//! for reply in executor.call(&MethodCall::new("echo", b"hello", deadline))? {
 //!     assert_eq!(reply.bytes, b"hello");
 //! }
 //! executor.shutdown(Duration::from_secs(5));
@@ -29,6 +29,7 @@
 mod contract;
 mod options;
 mod output;
+mod registry;
 
 mod hosted;
 mod mp;
@@ -49,12 +50,15 @@ pub use contract::{
     Capabilities, Executor, ExecutorError, ExecutorEvent, Health, MethodCall, RankExit, RankReply, Ranks,
     ShutdownReport, Waker, WorldInfo,
 };
+/// What a [`ServeFn`] is given.
+pub use denoised_link::WorkerEnd;
 pub use denoised_link::{LinkSpec, SpinPolicy, WORKER_ARG};
 /// What [`Executor::dispatch`] and [`Progress`] speak of.
 pub use denoised_wire::{Lane, Member, MethodInfo, StartPhase, Wave};
 pub use mp::MpExecutor;
 pub use options::{Limits, MpOptions, StderrSink, TakeLine, UniOptions, WorkerProgram};
 pub use output::Output;
+pub use registry::{DEFAULT_EXECUTOR, ExecutorChoice, ExecutorRegistry, Factory, RegistryError, ServeFn};
 pub use start::Progress;
 pub use uni::UniExecutor;
 pub use world::WorldStats;
