@@ -19,7 +19,7 @@ pub(crate) struct Conditioning {
 /// What a request may choose about the encoding of a text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TextOptions {
-    /// Longest T5 text in tokens.
+    /// Longest T5 text in tokens; 0 for families without T5.
     pub(crate) max_sequence_length: usize,
     /// CLIP layers left out beyond the family's own choice.
     pub(crate) clip_skip: usize,
@@ -34,6 +34,27 @@ pub(crate) struct Tokenized {
     pub(crate) fitted: Vec<Vec<u32>>,
     /// What the author should know.
     pub(crate) warnings: Vec<String>,
+}
+
+/// Names under which reference cases hold what diffusers' `encode_prompt` returns, for families where that is the tokens of prompt and
+/// negative prompt, then their pooled vectors, if there are any.
+pub(crate) const ENCODE_PROMPT_NAMES: [&str; 4] = [
+    "encode_prompt.0.0",
+    "encode_prompt.1.0",
+    "encode_prompt.2.0",
+    "encode_prompt.3.0",
+];
+
+/// How much of the part of a text that was cut off a warning shows.
+const N_SHOWN_CHARS: usize = 200;
+
+/// What to tell the author of a text of `n_tokens`, of which an encoder reads `n_read`; `cut` is the rest.
+pub(crate) fn cut_warning(what: &str, n_tokens: usize, n_read: usize, cut: &str) -> String {
+    let (shown, end) = match cut.char_indices().nth(N_SHOWN_CHARS) {
+        Some((end, _)) => (&cut[..end], "…"),
+        None => (cut, ""),
+    };
+    format!("the {what} has {n_tokens} tokens, the model reads {n_read}; it was cut before: {shown}{end}")
 }
 
 /// All text encoders of a family together.

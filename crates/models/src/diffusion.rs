@@ -443,7 +443,14 @@ impl DiffusionPipeline {
     }
 
     fn max_sequence_length(&self, request: &GenerateRequest) -> Result<usize, Failure> {
-        let (default, most) = self.parts.max_sequence_length;
+        let Some((default, most)) = self.parts.max_sequence_length else {
+            return match request.max_sequence_length {
+                None => Ok(0),
+                Some(given) => Err(invalid(format!(
+                    "max_sequence_length is {given}, this model has no text encoder whose length can be chosen"
+                ))),
+            };
+        };
         match request.max_sequence_length.unwrap_or(default) {
             0 => Err(invalid(
                 "max_sequence_length is 0, it must be at least 1".to_owned(),

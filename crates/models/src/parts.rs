@@ -19,8 +19,8 @@ pub(crate) struct Opened {
 pub(crate) struct Parts {
     pub(crate) info: ModelInfo,
     pub(crate) latents: LatentsLayout,
-    /// Longest text of encoders whose length the request chooses: the default and the most.
-    pub(crate) max_sequence_length: (u32, u32),
+    /// Longest text of encoders whose length the request chooses: the default and the most. `None` if there is no such encoder.
+    pub(crate) max_sequence_length: Option<(u32, u32)>,
     pub(crate) conditioner: Box<dyn Conditioner>,
     pub(crate) denoiser: Box<dyn Denoiser>,
     pub(crate) decoder: Box<dyn Decoder>,

@@ -135,6 +135,8 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
         "skip_layer_guidance_scale",
         "skip_layer_guidance_stop",
         "skip_layer_guidance_start",
+        "eta",
+        "guidance_rescale",
     ];
     let unknown: Vec<_> = call.keys().filter(|key| !known.contains(&key.as_str())).collect();
     assert!(

@@ -4,14 +4,14 @@
 //! Keys and values of both kinds of token are written side by side into one buffer by the projections themselves. What the last block
 //! would compute of the text is left out, since nothing reads it; its query weights are not loaded.
 
-use super::Denoiser;
+use super::{Denoiser, repeat_bias};
 use crate::{ModelError, conditioning::Conditioning};
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Attend, Conv2d, Ctx, FeedForward, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
     TwoLayer, attend, split,
 };
-use denoised_tensor::{Activation, DType, Modulation, PatchOrder, Tensor, TensorError, TimestepSpec};
+use denoised_tensor::{Activation, Modulation, PatchOrder, Tensor, TensorError, TimestepSpec};
 
 const EPS: f32 = 1e-6;
 const N_SINUSOIDS: usize = 256;
@@ -473,20 +473,6 @@ fn modulated_norm(ctx: &Ctx<'_>, x: &Tensor, shift: &Tensor, scale: &Tensor) -> 
     Ok(out)
 }
 
-/// Scores that make the last key count as `n_repeats` equal ones: `n exp(s) = exp(s + ln n)`.
-fn repeat_bias(ctx: &Ctx<'_>, n_keys: usize, n_repeats: usize) -> Result<Option<Tensor>> {
-    if n_repeats == 1 {
-        return Ok(None);
-    }
-    let mut bias = vec![0f32; n_keys];
-    if let Some(last) = bias.last_mut() {
-        *last = (n_repeats as f64).ln() as f32;
-    }
-    let bytes: Vec<u8> = bias.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let dims = [1, 1, 1, n_keys];
-    ctx.backend.upload(&bytes, &dims, DType::F32).map(Some)
-}
-
 /// diffusers' two-dimensional sinusoids in one dimension: the first half of the channels embeds the column, the second the row, both by
 /// these `n_channels / 2` values per position. Positions are scaled so that `base` patches span the same range at any size. Computed in
 /// float64 from float32 positions, as there.
@@ -510,7 +496,7 @@ mod tests {
     use denoised_cpu::{CpuBackend, CpuOptions};
     use denoised_nn::Declare;
     use denoised_sampler::TorchGenerator;
-    use denoised_tensor::{Backend, PrepareInput};
+    use denoised_tensor::{Backend, DType, PrepareInput};
     use std::path::Path;
 
     fn normal(seed: u64, len: usize) -> Vec<f32> {

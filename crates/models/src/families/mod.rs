@@ -1,5 +1,6 @@
 //! The family table: which pipeline class is made of which components, with which defaults.
 
+mod sd;
 mod sd3;
 
 use crate::{ModelError, diffusion::DiffusionModel, parts::Opened, pipeline::Model};
@@ -14,10 +15,16 @@ struct Family {
     open: fn(&Folder) -> Result<Opened, ModelError>,
 }
 
-const FAMILIES: [Family; 1] = [Family {
-    pipeline_class: "StableDiffusion3Pipeline",
-    open: sd3::open,
-}];
+const FAMILIES: [Family; 2] = [
+    Family {
+        pipeline_class: "StableDiffusionPipeline",
+        open: sd::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusion3Pipeline",
+        open: sd3::open,
+    },
+];
 
 /// Reads a checkpoint's configs and index; touches no weight and needs no device.
 ///

@@ -1,4 +1,4 @@
-//! transformers' `CLIPTextModelWithProjection`: OpenAI's and OpenCLIP's text encoders.
+//! transformers' `CLIPTextModel`, with and without projection: OpenAI's and OpenCLIP's text encoders.
 
 use super::TRANSFORMERS_KEYS_WITHOUT_EFFECT;
 use crate::ModelError;
@@ -70,6 +70,8 @@ impl ClipConfig {
                 .wrong("num_attention_heads", "a divisor of hidden_size")
                 .into());
         }
+        // diffusers would hide the padding from the encoder.
+        config.only("use_attention_mask", &[false.into()])?;
         config.deny_unread(TRANSFORMERS_KEYS_WITHOUT_EFFECT)?;
         Ok(read)
     }
@@ -84,16 +86,22 @@ pub(crate) struct ClipOutput {
     pub(crate) pooled: Tensor,
 }
 
-/// The network.
+/// transformers' `CLIPTextModel`: the layers, and the norm behind them.
 #[derive(Debug)]
-pub(crate) struct ClipText {
+pub(crate) struct ClipEncoder {
     tokens: Embedding,
     positions: Embedding,
     layers: Vec<Layer>,
     final_norm: LayerNorm,
+    n_heads: usize,
+}
+
+/// transformers' `CLIPTextModelWithProjection`.
+#[derive(Debug)]
+pub(crate) struct ClipText {
+    encoder: ClipEncoder,
     projection: Linear,
     eos: u32,
-    n_heads: usize,
 }
 
 #[derive(Debug)]
@@ -105,10 +113,18 @@ struct Layer {
     mlp: FeedForward,
 }
 
-impl ClipText {
+impl ClipEncoder {
+    /// Below `text_model` or, as transformers 5 writes it, without that name.
     pub(crate) fn new(root: &mut Scope<'_>, config: &ClipConfig) -> Self {
+        if root.is_stored("embeddings.token_embedding.weight") {
+            Self::at(root, config)
+        } else {
+            Self::at(&mut root.at("text_model"), config)
+        }
+    }
+
+    fn at(text: &mut Scope<'_>, config: &ClipConfig) -> Self {
         let n = config.n_channels;
-        let mut text = root.at("text_model");
         let mut embeddings = text.at("embeddings");
         let tokens = Embedding::new(&mut embeddings.at("token_embedding"), config.vocab_size, n);
         let positions = Embedding::new(&mut embeddings.at("position_embedding"), config.n_positions, n);
@@ -138,9 +154,44 @@ impl ClipText {
             positions,
             layers,
             final_norm: LayerNorm::new(&mut text.at("final_layer_norm"), n, config.eps),
-            projection: Linear::without_bias(&mut root.at("text_projection"), n, config.n_projected),
-            eos: config.eos as u32,
             n_heads: config.n_heads,
+        }
+    }
+
+    /// Encodes one text of at most `max_position_embeddings` ids to `[1, tokens, n_channels]`: the states `n_skipped` layers before the
+    /// last, normalized.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn forward(&self, ctx: &Ctx<'_>, ids: &[u32], n_skipped: usize) -> Result<Tensor> {
+        let x = self.embed(ctx, ids)?;
+        let n_layers = self.layers.len().saturating_sub(n_skipped);
+        for layer in &self.layers[..n_layers] {
+            layer.forward(ctx, &x, self.n_heads)?;
+        }
+        self.final_norm.forward(ctx, &x)
+    }
+
+    /// Tokens and positions.
+    fn embed(&self, ctx: &Ctx<'_>, ids: &[u32]) -> Result<Tensor> {
+        let n_tokens = ids.len();
+        let id_tensor = upload_i32(ctx, ids.iter().copied(), &[1, n_tokens])?;
+        let position_tensor = upload_i32(ctx, 0..n_tokens as u32, &[1, n_tokens])?;
+        let x = self.tokens.forward(ctx, &id_tensor)?;
+        ctx.backend
+            .add(&x, &self.positions.forward(ctx, &position_tensor)?, &x)?;
+        Ok(x)
+    }
+}
+
+impl ClipText {
+    pub(crate) fn new(root: &mut Scope<'_>, config: &ClipConfig) -> Self {
+        let encoder = ClipEncoder::new(root, config);
+        let mut scope = root.at("text_projection");
+        Self {
+            encoder,
+            projection: Linear::without_bias(&mut scope, config.n_channels, config.n_projected),
+            eos: config.eos as u32,
         }
     }
 
@@ -150,24 +201,25 @@ impl ClipText {
     /// # Errors
     /// The device's.
     pub(crate) fn forward(&self, ctx: &Ctx<'_>, ids: &[u32], n_skipped: usize) -> Result<ClipOutput> {
-        let n_tokens = ids.len();
-        let id_tensor = upload_i32(ctx, ids.iter().copied(), &[1, n_tokens])?;
-        let position_tensor = upload_i32(ctx, 0..n_tokens as u32, &[1, n_tokens])?;
-        let x = self.tokens.forward(ctx, &id_tensor)?;
-        ctx.backend
-            .add(&x, &self.positions.forward(ctx, &position_tensor)?, &x)?;
-        let taken_after = self.layers.len().saturating_sub(n_skipped);
+        let ClipEncoder {
+            layers,
+            n_heads,
+            final_norm,
+            ..
+        } = &self.encoder;
+        let x = self.encoder.embed(ctx, ids)?;
+        let taken_after = layers.len().saturating_sub(n_skipped);
         let mut tokens = None;
-        for (layer_idx, layer) in self.layers.iter().enumerate() {
+        for (layer_idx, layer) in layers.iter().enumerate() {
             if layer_idx == taken_after {
                 tokens = Some(copy(ctx, &x)?);
             }
-            layer.forward(ctx, &x, self.n_heads)?;
+            layer.forward(ctx, &x, *n_heads)?;
         }
         let row = upload_i32(ctx, [self.end_row(ids)].into_iter(), &[1])?;
         let last = ctx.alloc(&[1, x.dim(2)])?;
         ctx.backend.gather_rows(&x, &row, &last)?;
-        let last = self.final_norm.forward(ctx, &last)?;
+        let last = final_norm.forward(ctx, &last)?;
         Ok(ClipOutput {
             tokens: tokens.unwrap_or(x),
             pooled: self.projection.forward(ctx, &last, After::default())?,

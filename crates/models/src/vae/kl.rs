@@ -83,6 +83,14 @@ impl KlConfig {
         Ok(read)
     }
 
+    /// For pipelines that leave the shift out.
+    pub(crate) fn without_shift(self) -> Self {
+        Self {
+            shift_factor: 0.0,
+            ..self
+        }
+    }
+
     /// Pixels per latent, each way.
     pub(crate) fn factor(&self) -> usize {
         1 << (self.widths.len() - 1)

@@ -1,0 +1,803 @@
+//! diffusers' `UNet2DConditionModel`: a picture is halved block by block and doubled again, beside every doubling the states of the way
+//! down (Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion Models").
+//!
+//! R1. What the way down leaves for the way up is written where it will be read: behind the channels that arrive from below, in one
+//!     tensor that is allocated on the way down. So nothing is concatenated.
+//! R2. A stage is layers (residual block and, where the configuration says so, transformer) and a change of size; the block types differ
+//!     in nothing else.
+
+use super::{Denoiser, repeat_bias};
+use crate::{ModelError, conditioning::Conditioning};
+use denoised_checkpoint::{CheckpointError, Config};
+use denoised_nn::{
+    After, Conv2d, Ctx, Downsample, GroupNorm, Linear, ResnetBlock, ResnetSpec, Result, Scope,
+    TimestepEmbedding, Transformer2d, Transformer2dSpec, Upsample,
+};
+use denoised_tensor::{Activation, Tensor, TensorError, TimestepSpec};
+use serde_json::Value;
+
+/// Keys that change nothing of what is computed here: training, half precision, the number of pixels of other classes' blocks, and
+/// parameters of embeddings that are refused.
+const KEYS_WITHOUT_EFFECT: [&str; 9] = [
+    "addition_embed_type_num_heads",
+    "addition_time_embed_dim",
+    "cross_attention_norm",
+    "dropout",
+    "mid_block_only_cross_attention",
+    "projection_class_embeddings_input_dim",
+    "resnet_out_scale_factor",
+    "resnet_skip_time_act",
+    "upcast_attention",
+];
+
+/// Widths and switches, as `config.json` says.
+#[derive(Clone, Debug)]
+pub(crate) struct UnetConfig {
+    /// Height and width of the latents it was trained on.
+    pub(crate) sample_size: (usize, usize),
+    pub(crate) c_in: usize,
+    /// Finest first.
+    stages: Vec<StageConfig>,
+    mid: MidConfig,
+    /// Of the text.
+    n_context: Option<usize>,
+    resnet: ResnetSpec,
+    mid_divisor: f32,
+    downsample_padding: usize,
+    conv_in_side: usize,
+    conv_out_side: usize,
+    is_centered: bool,
+    time_spec: TimestepSpec,
+    n_time: usize,
+    /// Behind the second layer of the time embedding, then behind all of it.
+    time_activations: [Activation; 2],
+}
+
+/// One resolution, on the way down and on the way up.
+#[derive(Clone, Debug)]
+struct StageConfig {
+    n_channels: usize,
+    /// Layers on the way down; one more on the way up.
+    n_layers: usize,
+    /// Transformer blocks of each layer on the way down, if it has them.
+    down: Option<Vec<usize>>,
+    up: Option<Vec<usize>>,
+    n_heads: usize,
+    is_only_cross: bool,
+}
+
+/// What is between down and up.
+#[derive(Clone, Copy, Debug)]
+enum MidConfig {
+    Absent,
+    Resnet,
+    /// With so many transformer blocks.
+    Transformer(usize),
+}
+
+impl UnetConfig {
+    /// Reads the configuration; missing keys have diffusers' defaults.
+    ///
+    /// # Errors
+    /// A value that is not carried out here, or a key that is unknown.
+    pub(crate) fn read(config: &Config) -> Result<Self, ModelError> {
+        refuse_other_networks(config)?;
+        let widths = config
+            .usizes("block_out_channels")?
+            .unwrap_or_else(|| vec![320, 640, 1280, 1280]);
+        let n_groups = config.usize_or("norm_num_groups", 32)?;
+        config.within("norm_num_groups", n_groups, 1..=1 << 16)?;
+        let divides = |width: &usize| (1..=1 << 16).contains(width) && width.is_multiple_of(n_groups);
+        if !(1..=8).contains(&widths.len()) || !widths.iter().all(divides) || !widths[0].is_multiple_of(2) {
+            let expected = format!("1 to 8 multiples of norm_num_groups = {n_groups}, the first even");
+            return Err(config.wrong("block_out_channels", &expected).into());
+        }
+        let eps = config.f64_or("norm_eps", 1e-5)? as f32;
+        if !(eps.is_finite() && eps >= 0.0) {
+            return Err(config.wrong("norm_eps", "a finite number of at least 0").into());
+        }
+        let mid_divisor = config.f64_or("mid_block_scale_factor", 1.0)? as f32;
+        if !(mid_divisor.is_finite() && mid_divisor != 0.0) {
+            return Err(config
+                .wrong("mid_block_scale_factor", "a number other than 0")
+                .into());
+        }
+        let (stages, mid) = read_stages(config, &widths)?;
+        let c_in = config.usize_or("in_channels", 4)?;
+        config.within("in_channels", c_in, 1..=1 << 12)?;
+        if config.usize_or("out_channels", 4)? != c_in {
+            let expected = match c_in {
+                9 => "equal to in_channels; 9 of them is a checkpoint for inpainting, which is not supported",
+                _ => "equal to in_channels",
+            };
+            return Err(config.wrong("out_channels", expected).into());
+        }
+        let n_context = match stages
+            .iter()
+            .any(|stage| stage.down.is_some() || stage.up.is_some())
+            || matches!(mid, MidConfig::Transformer(_))
+        {
+            true => Some(read_context_width(config, widths.len())?),
+            false => {
+                config.value("cross_attention_dim");
+                None
+            }
+        };
+        let freq_shift = config.f64_or("freq_shift", 0.0)? as f32;
+        if !(freq_shift.is_finite() && (freq_shift as usize) < widths[0] / 2) {
+            return Err(config
+                .wrong("freq_shift", "less than half of the first block's channels")
+                .into());
+        }
+        let read = Self {
+            sample_size: read_sample_size(config)?,
+            c_in,
+            stages,
+            mid,
+            n_context,
+            resnet: ResnetSpec {
+                n_groups,
+                eps,
+                activation: activation(config, "act_fn")?.unwrap_or(Activation::Silu),
+                divisor: 1.0,
+            },
+            mid_divisor,
+            downsample_padding: config.usize_or("downsample_padding", 1)?,
+            conv_in_side: config.usize_or("conv_in_kernel", 3)?,
+            conv_out_side: config.usize_or("conv_out_kernel", 3)?,
+            is_centered: config.bool_or("center_input_sample", false)?,
+            time_spec: TimestepSpec {
+                flip_sin_to_cos: config.bool_or("flip_sin_to_cos", true)?,
+                downscale_freq_shift: freq_shift,
+                scale: 1.0,
+                max_period: 10_000.0,
+            },
+            n_time: match config.opt_usize("time_embedding_dim")? {
+                // As Python's `or`.
+                None | Some(0) => 4 * widths[0],
+                Some(n_time) => n_time,
+            },
+            time_activations: [
+                activation(config, "timestep_post_act")?.unwrap_or(Activation::None),
+                activation(config, "time_embedding_act_fn")?.unwrap_or(Activation::None),
+            ],
+        };
+        config.within("time_embedding_dim", read.n_time, 1..=1 << 18)?;
+        config.within("downsample_padding", read.downsample_padding, 0..=1)?;
+        for (key, side) in [
+            ("conv_in_kernel", read.conv_in_side),
+            ("conv_out_kernel", read.conv_out_side),
+        ] {
+            if side > 15 || side.is_multiple_of(2) {
+                return Err(config.wrong(key, "an odd number of 1 to 15").into());
+            }
+        }
+        // Whether a projection is a product or a 1x1 convolution in the files does not matter.
+        config.bool_or("use_linear_projection", false)?;
+        config.deny_unread(&KEYS_WITHOUT_EFFECT)?;
+        Ok(read)
+    }
+
+    /// Channels that a text must have, if the network reads it.
+    pub(crate) fn n_context(&self) -> Option<usize> {
+        self.n_context
+    }
+
+    fn n_channels(&self, stage_idx: usize) -> usize {
+        self.stages[stage_idx].n_channels
+    }
+
+    fn transformer(&self, stage: &StageConfig, n_layers: usize) -> Transformer2dSpec {
+        Transformer2dSpec {
+            n_channels: stage.n_channels,
+            n_heads: stage.n_heads,
+            n_layers,
+            n_context: self.n_context.unwrap_or_default(),
+            n_groups: self.resnet.n_groups,
+            is_only_cross: stage.is_only_cross,
+        }
+    }
+}
+
+/// Settings that make another network of it.
+fn refuse_other_networks(config: &Config) -> Result<(), ModelError> {
+    for key in [
+        "addition_embed_type",
+        "class_embed_type",
+        "encoder_hid_dim",
+        "encoder_hid_dim_type",
+        "num_class_embeds",
+        "time_cond_proj_dim",
+        // diffusers refuses it too: the number of heads is what `attention_head_dim` says.
+        "num_attention_heads",
+    ] {
+        config.only(key, &[Value::Null])?;
+    }
+    for key in ["class_embeddings_concat", "dual_cross_attention"] {
+        config.only(key, &[false.into()])?;
+    }
+    config.only("attention_type", &["default".into()])?;
+    config.only("resnet_time_scale_shift", &["default".into()])?;
+    config.only("time_embedding_type", &["positional".into()])?;
+    Ok(())
+}
+
+fn activation(config: &Config, key: &str) -> Result<Option<Activation>, CheckpointError> {
+    let Some(name) = config.opt_str(key)? else {
+        return Ok(None);
+    };
+    match name.to_ascii_lowercase().as_str() {
+        "silu" | "swish" => Ok(Some(Activation::Silu)),
+        "gelu" => Ok(Some(Activation::GeluErf)),
+        _ => Err(config.wrong(key, "silu, swish or gelu")),
+    }
+}
+
+fn read_stages(config: &Config, widths: &[usize]) -> Result<(Vec<StageConfig>, MidConfig), ModelError> {
+    let n_stages = widths.len();
+    let attends = |key: &str, defaults: [&str; 4], names: [&str; 2]| -> Result<Vec<bool>, ModelError> {
+        let types = config.strs(key)?.unwrap_or_else(|| defaults.to_vec());
+        let attends: Option<Vec<bool>> = types
+            .iter()
+            .map(|name| {
+                names
+                    .iter()
+                    .position(|known| *known == short_name(name))
+                    .map(|idx| idx == 1)
+            })
+            .collect();
+        match attends {
+            Some(attends) if attends.len() == n_stages => Ok(attends),
+            _ => {
+                let expected = format!(
+                    "{} or {} for each of the {n_stages} block_out_channels (nothing else is supported)",
+                    names[0], names[1]
+                );
+                Err(config.wrong(key, &expected).into())
+            }
+        }
+    };
+    let (cross_down, cross_up) = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D");
+    let down = attends(
+        "down_block_types",
+        [cross_down, cross_down, cross_down, "DownBlock2D"],
+        ["DownBlock2D", cross_down],
+    )?;
+    let up = attends(
+        "up_block_types",
+        ["UpBlock2D", cross_up, cross_up, cross_up],
+        ["UpBlock2D", cross_up],
+    )?;
+    let n_layers = per_stage(config, "layers_per_block", 2, n_stages)?;
+    for n_layers in &n_layers {
+        config.within("layers_per_block", *n_layers, 1..=64)?;
+    }
+    let n_heads = per_stage(config, "attention_head_dim", 8, n_stages)?;
+    let is_only_cross = match config.value("only_cross_attention") {
+        None => vec![false; n_stages],
+        Some(Value::Bool(one)) => vec![*one; n_stages],
+        Some(Value::Array(all)) if all.len() == n_stages && all.iter().all(Value::is_boolean) => {
+            all.iter().map(|one| one == &Value::Bool(true)).collect()
+        }
+        Some(_) => {
+            return Err(config
+                .wrong("only_cross_attention", "true, false or a list of one per block")
+                .into());
+        }
+    };
+    let depths = Depths::read(config, n_stages)?;
+    let mid = match config.value("mid_block_type").map(Value::as_str) {
+        Some(None) if config.value("mid_block_type") == Some(&Value::Null) => MidConfig::Absent,
+        Some(Some("UNetMidBlock2D")) => MidConfig::Resnet,
+        None | Some(Some("UNetMidBlock2DCrossAttn")) => MidConfig::Transformer(depths.mid(config)?),
+        Some(_) => {
+            let expected = "UNetMidBlock2DCrossAttn, UNetMidBlock2D or null (nothing else is supported)";
+            return Err(config.wrong("mid_block_type", expected).into());
+        }
+    };
+    let mut stages = Vec::with_capacity(n_stages);
+    for (stage_idx, &n_channels) in widths.iter().enumerate() {
+        // Block types and depths of the way up are listed coarsest first.
+        let up_idx = n_stages - 1 - stage_idx;
+        let is_attending = down[stage_idx] || up[up_idx] || up_idx == 0;
+        if is_attending && !(1..=n_channels).contains(&n_heads[stage_idx]) {
+            return Err(config
+                .wrong(
+                    "attention_head_dim",
+                    "numbers of heads, at least 1 and at most one per channel",
+                )
+                .into());
+        }
+        let n_down = n_layers[stage_idx];
+        stages.push(StageConfig {
+            n_channels,
+            n_layers: n_down,
+            down: match down[stage_idx] {
+                true => Some(depths.down(config, stage_idx, n_down)?),
+                false => None,
+            },
+            up: match up[up_idx] {
+                true => Some(depths.up(config, up_idx, n_down + 1)?),
+                false => None,
+            },
+            n_heads: n_heads[stage_idx],
+            is_only_cross: is_only_cross[stage_idx],
+        });
+    }
+    Ok((stages, mid))
+}
+
+/// Names from before the blocks of other networks were told apart.
+fn short_name(name: &str) -> &str {
+    name.strip_prefix("UNetRes").unwrap_or(name)
+}
+
+/// One number for all stages or a list.
+fn per_stage(
+    config: &Config,
+    key: &str,
+    default: usize,
+    n_stages: usize,
+) -> Result<Vec<usize>, CheckpointError> {
+    if !config.value(key).is_some_and(Value::is_array) {
+        return Ok(vec![config.usize_or(key, default)?; n_stages]);
+    }
+    match config.usizes(key)? {
+        Some(all) if all.len() == n_stages => Ok(all),
+        _ => Err(config.wrong(key, &format!("a number or a list of {n_stages} of them"))),
+    }
+}
+
+/// Transformer blocks per stage and layer: numbers, a list of numbers, or a list with lists of one per layer.
+struct Depths {
+    down: Vec<Value>,
+    /// Coarsest first.
+    up: Vec<Value>,
+    n_stages: usize,
+}
+
+const DEPTHS: &str = "transformer_layers_per_block";
+const UP_DEPTHS: &str = "reverse_transformer_layers_per_block";
+
+impl Depths {
+    fn read(config: &Config, n_stages: usize) -> Result<Self, CheckpointError> {
+        let one = Value::from(1);
+        let down = match config.value(DEPTHS).unwrap_or(&one) {
+            Value::Array(all) => all.clone(),
+            number => vec![number.clone(); n_stages],
+        };
+        let up = match config.value(UP_DEPTHS) {
+            None | Some(Value::Null) => {
+                if down.iter().any(Value::is_array) {
+                    let expected = "given where transformer_layers_per_block has lists in its list";
+                    return Err(config.wrong(UP_DEPTHS, expected));
+                }
+                down.iter().rev().cloned().collect()
+            }
+            Some(Value::Array(all)) => all.clone(),
+            Some(_) => return Err(config.wrong(UP_DEPTHS, "a list or null")),
+        };
+        for (key, list) in [(DEPTHS, &down), (UP_DEPTHS, &up)] {
+            if list.len() != n_stages {
+                return Err(config.wrong(key, &format!("as long as block_out_channels, {n_stages}")));
+            }
+        }
+        Ok(Self { down, up, n_stages })
+    }
+
+    fn down(
+        &self,
+        config: &Config,
+        stage_idx: usize,
+        n_layers: usize,
+    ) -> Result<Vec<usize>, CheckpointError> {
+        layers(config, DEPTHS, &self.down[stage_idx], n_layers)
+    }
+
+    fn up(&self, config: &Config, up_idx: usize, n_layers: usize) -> Result<Vec<usize>, CheckpointError> {
+        layers(config, UP_DEPTHS, &self.up[up_idx], n_layers)
+    }
+
+    /// The middle has one layer with the first depth of the coarsest stage.
+    fn mid(&self, config: &Config) -> Result<usize, CheckpointError> {
+        Ok(layers(config, DEPTHS, &self.down[self.n_stages - 1], 1)?[0])
+    }
+}
+
+/// A depth for each of `n_layers`; of a list that is longer, the beginning counts.
+fn layers(config: &Config, key: &str, value: &Value, n_layers: usize) -> Result<Vec<usize>, CheckpointError> {
+    let depth = |value: &Value| {
+        let number = value.as_u64().filter(|depth| (1..=256).contains(depth));
+        number.and_then(|depth| usize::try_from(depth).ok())
+    };
+    let depths = match value {
+        Value::Array(all) if all.len() >= n_layers => all[..n_layers].iter().map(depth).collect(),
+        Value::Array(_) => None,
+        number => depth(number).map(|depth| vec![depth; n_layers]),
+    };
+    depths.ok_or_else(|| {
+        config.wrong(
+            key,
+            "numbers of 1 to 256, one for each layer where they are lists",
+        )
+    })
+}
+
+/// Channels of the text; blocks may repeat the number, but there is one text for all.
+fn read_context_width(config: &Config, n_stages: usize) -> Result<usize, CheckpointError> {
+    let widths = per_stage(config, "cross_attention_dim", 1280, n_stages)?;
+    config.within("cross_attention_dim", widths[0], 1..=1 << 16)?;
+    if widths.iter().any(|width| *width != widths[0]) {
+        return Err(config.wrong("cross_attention_dim", "the same number for every block"));
+    }
+    Ok(widths[0])
+}
+
+/// Height and width; 64 where the file leaves it open, as in Stable Diffusion 1.
+fn read_sample_size(config: &Config) -> Result<(usize, usize), CheckpointError> {
+    let key = "sample_size";
+    let (h, w) = match config.value(key) {
+        None | Some(Value::Null) => (64, 64),
+        Some(Value::Array(_)) => match config.usizes(key)?.as_deref() {
+            Some(&[h, w]) => (h, w),
+            _ => return Err(config.wrong(key, "a number or a list of height and width")),
+        },
+        Some(_) => {
+            let side = config.usize_or(key, 64)?;
+            (side, side)
+        }
+    };
+    for side in [h, w] {
+        config.within(key, side, 1..=1 << 14)?;
+    }
+    // diffusers' StableDiffusionPipeline does not believe small sizes of files from before 0.9: their default was 32 once.
+    let version = config
+        .value("_diffusers_version")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let mut numbers = version.split('.').map(|part| part.parse::<u32>().ok());
+    let is_old = matches!((numbers.next(), numbers.next()), (Some(Some(0)), Some(Some(minor))) if minor < 9);
+    let is_number = config.value(key).is_some_and(Value::is_number);
+    Ok(if is_old && is_number && h < 64 {
+        (64, 64)
+    } else {
+        (h, w)
+    })
+}
+
+/// The network.
+#[derive(Debug)]
+pub(crate) struct Unet {
+    conv_in: Conv2d,
+    time: TimestepEmbedding,
+    time_activations: [Activation; 2],
+    /// The time embedding as every residual block takes it, side by side.
+    shifts: Linear,
+    downs: Vec<Stage>,
+    mid: Vec<Layer>,
+    ups: Vec<Stage>,
+    /// Per state of the way down, in order: its channels and those it is joined with on the way up.
+    joins: Vec<(usize, usize)>,
+    norm_out: GroupNorm,
+    conv_out: Conv2d,
+    activation: Activation,
+    c_out: usize,
+    is_centered: bool,
+}
+
+/// The layers of one resolution and the change to the next.
+#[derive(Debug)]
+struct Stage {
+    layers: Vec<Layer>,
+    resize: Option<Resize>,
+}
+
+#[derive(Debug)]
+enum Resize {
+    Down(Downsample),
+    Up(Upsample),
+}
+
+/// A residual block and a transformer.
+#[derive(Debug)]
+struct Layer {
+    resnet: ResnetBlock,
+    /// Its columns in [`Unet::shifts`].
+    shift_start: usize,
+    n_channels: usize,
+    transformer: Option<Transformer2d>,
+}
+
+/// Declares layers and counts what they share.
+struct Builder<'a> {
+    config: &'a UnetConfig,
+    /// Places of the time projections and their widths.
+    time_names: Vec<String>,
+    n_shifts: usize,
+}
+
+impl Builder<'_> {
+    fn layer(
+        &mut self,
+        block: &mut Scope<'_>,
+        block_name: &str,
+        layer_idx: usize,
+        (c_in, c_out): (usize, usize),
+        spec: ResnetSpec,
+        transformer: Option<Transformer2dSpec>,
+    ) -> Layer {
+        let resnet = ResnetBlock::new(
+            &mut block.at(format_args!("resnets.{layer_idx}")),
+            c_in,
+            c_out,
+            spec,
+        );
+        let transformer = transformer
+            .map(|spec| Transformer2d::new(&mut block.at(format_args!("attentions.{layer_idx}")), &spec));
+        let shift_start = self.n_shifts;
+        self.n_shifts += c_out;
+        self.time_names
+            .push(format!("{block_name}.resnets.{layer_idx}.time_emb_proj"));
+        Layer {
+            resnet,
+            shift_start,
+            n_channels: c_out,
+            transformer,
+        }
+    }
+
+    fn mid(&mut self, root: &mut Scope<'_>) -> Vec<Layer> {
+        let config = self.config;
+        let stage = &config.stages[config.stages.len() - 1];
+        let widths = (stage.n_channels, stage.n_channels);
+        let spec = ResnetSpec {
+            divisor: config.mid_divisor,
+            ..config.resnet
+        };
+        let name = "mid_block";
+        let mut block = root.at(name);
+        match config.mid {
+            MidConfig::Absent => Vec::new(),
+            MidConfig::Resnet => vec![self.layer(&mut block, name, 0, widths, spec, None)],
+            MidConfig::Transformer(n_layers) => {
+                let transformer = Transformer2dSpec {
+                    is_only_cross: false,
+                    ..config.transformer(stage, n_layers)
+                };
+                vec![
+                    self.layer(&mut block, name, 0, widths, spec, Some(transformer)),
+                    self.layer(&mut block, name, 1, widths, spec, None),
+                ]
+            }
+        }
+    }
+}
+
+impl Unet {
+    pub(crate) fn new(root: &mut Scope<'_>, config: &UnetConfig) -> Self {
+        let n_stages = config.stages.len();
+        let finest = config.n_channels(0);
+        let conv_in = Conv2d::same(&mut root.at("conv_in"), config.c_in, finest, config.conv_in_side);
+        let time = TimestepEmbedding::with_activation(
+            &mut root.at("time_embedding"),
+            config.time_spec,
+            finest,
+            config.n_time,
+            config.resnet.activation,
+        );
+        let mut builder = Builder {
+            config,
+            time_names: Vec::new(),
+            n_shifts: 0,
+        };
+        let mut width = finest;
+        // Channels of each state that the way up will read.
+        let mut skips = vec![finest];
+        let mut downs = Vec::with_capacity(n_stages);
+        for (stage_idx, stage) in config.stages.iter().enumerate() {
+            let name = format!("down_blocks.{stage_idx}");
+            let mut block = root.at(&name);
+            let mut layers = Vec::with_capacity(stage.n_layers);
+            for layer_idx in 0..stage.n_layers {
+                let depth = stage.down.as_ref().map(|depths| depths[layer_idx]);
+                let transformer = depth.map(|depth| config.transformer(stage, depth));
+                let widths = (width, stage.n_channels);
+                layers.push(builder.layer(&mut block, &name, layer_idx, widths, config.resnet, transformer));
+                width = stage.n_channels;
+                skips.push(width);
+            }
+            let resize = (stage_idx + 1 < n_stages).then(|| {
+                skips.push(width);
+                let mut scope = block.at("downsamplers.0");
+                Resize::Down(Downsample::new(&mut scope, width, config.downsample_padding))
+            });
+            downs.push(Stage { layers, resize });
+        }
+        let mid = builder.mid(root);
+        let mut ups = Vec::with_capacity(n_stages);
+        let mut joins = Vec::with_capacity(skips.len());
+        for (up_idx, stage) in config.stages.iter().rev().enumerate() {
+            let name = format!("up_blocks.{up_idx}");
+            let mut block = root.at(&name);
+            let mut layers = Vec::with_capacity(stage.n_layers + 1);
+            for layer_idx in 0..=stage.n_layers {
+                let depth = stage.up.as_ref().map(|depths| depths[layer_idx]);
+                let transformer = depth.map(|depth| config.transformer(stage, depth));
+                // There are as many states as layers on the way up, whatever the configuration.
+                let skip = skips.pop().unwrap_or_default();
+                joins.push((skip, width));
+                let widths = (width + skip, stage.n_channels);
+                layers.push(builder.layer(&mut block, &name, layer_idx, widths, config.resnet, transformer));
+                width = stage.n_channels;
+            }
+            let resize = (up_idx + 1 < n_stages)
+                .then(|| Resize::Up(Upsample::new(&mut block.at("upsamplers.0"), width)));
+            ups.push(Stage { layers, resize });
+        }
+        joins.reverse();
+        let time_names: Vec<&str> = builder.time_names.iter().map(String::as_str).collect();
+        let shifts = Linear::fused(root, &time_names, config.n_time, builder.n_shifts, true);
+        let (n_groups, eps) = (config.resnet.n_groups, config.resnet.eps);
+        Self {
+            conv_in,
+            time,
+            time_activations: config.time_activations,
+            shifts,
+            downs,
+            mid,
+            ups,
+            joins,
+            norm_out: GroupNorm::new(&mut root.at("conv_norm_out"), finest, n_groups, eps),
+            conv_out: Conv2d::same(
+                &mut root.at("conv_out"),
+                finest,
+                config.c_in,
+                config.conv_out_side,
+            ),
+            activation: config.resnet.activation,
+            c_out: config.c_in,
+            is_centered: config.is_centered,
+        }
+    }
+
+    /// Place for the next state of the way down, of the shape `dims`.
+    fn join(&self, ctx: &Ctx<'_>, joined: &mut Vec<Join>, dims: [usize; 4]) -> Result<Tensor> {
+        let &(n_skip, n_below) = self.joins.get(joined.len()).ok_or_else(unbalanced)?;
+        let whole = ctx.alloc(&[dims[0], dims[1], dims[2], n_below + n_skip])?;
+        let skip = whole.narrow(3, n_below, n_skip)?;
+        let below = whole.narrow(3, 0, n_below)?;
+        joined.push(Join { whole, below });
+        Ok(skip)
+    }
+
+    /// The time embedding for all residual blocks, `[batch, n_shifts]`.
+    fn shifts(&self, ctx: &Ctx<'_>, timesteps: &Tensor) -> Result<Tensor> {
+        let [last, whole] = self.time_activations;
+        let time = self.time.forward(ctx, timesteps, After::activation(last))?;
+        for activation in [whole, self.activation] {
+            if activation != Activation::None {
+                ctx.backend.activation(&time, activation, &time)?;
+            }
+        }
+        self.shifts.forward(ctx, &time, After::default())
+    }
+}
+
+/// One tensor for a layer of the way up.
+struct Join {
+    whole: Tensor,
+    /// Its first channels, which come from below.
+    below: Tensor,
+}
+
+/// What every layer reads.
+struct Inputs<'a> {
+    shifts: Tensor,
+    context: &'a Tensor,
+    bias: Option<Tensor>,
+}
+
+impl Layer {
+    /// `x` `[batch, h, w, c]` to `out`.
+    fn forward_into(&self, ctx: &Ctx<'_>, x: &Tensor, inputs: &Inputs<'_>, out: &Tensor) -> Result<()> {
+        let n = self.n_channels;
+        let shift = inputs.shifts.narrow(1, self.shift_start, n)?;
+        let shift = shift.reshape(&[x.dim(0), 1, 1, n])?;
+        let Some(transformer) = &self.transformer else {
+            return self.resnet.forward_into(ctx, x, &shift, out);
+        };
+        let h = ctx.alloc(out.dims())?;
+        self.resnet.forward_into(ctx, x, &shift, &h)?;
+        transformer.forward_into(ctx, &h, inputs.context, inputs.bias.as_ref(), out)
+    }
+
+    fn out_dims(&self, x: &Tensor) -> [usize; 4] {
+        [x.dim(0), x.dim(1), x.dim(2), self.n_channels]
+    }
+}
+
+impl Denoiser for Unet {
+    fn forward(
+        &self,
+        ctx: &Ctx<'_>,
+        latents: &Tensor,
+        timesteps: &Tensor,
+        conditioning: &Conditioning,
+    ) -> Result<Tensor> {
+        let context = &conditioning.tokens;
+        let inputs = Inputs {
+            shifts: self.shifts(ctx, timesteps)?,
+            context,
+            bias: repeat_bias(ctx, context.dim(1), conditioning.n_last_repeats)?,
+        };
+        let centered;
+        let mut latents = latents;
+        if self.is_centered {
+            centered = ctx.alloc(latents.dims())?;
+            ctx.backend.affine(latents, 2.0, -1.0, &centered)?;
+            latents = &centered;
+        }
+
+        let mut joined = Vec::with_capacity(self.joins.len());
+        let mut x = self.join(ctx, &mut joined, self.conv_in.out_dims(latents))?;
+        self.conv_in.forward_into(ctx, latents, After::default(), &x)?;
+        for stage in &self.downs {
+            for layer in &stage.layers {
+                let out = self.join(ctx, &mut joined, layer.out_dims(&x))?;
+                layer.forward_into(ctx, &x, &inputs, &out)?;
+                x = out;
+            }
+            if let Some(Resize::Down(downsample)) = &stage.resize {
+                let out = self.join(ctx, &mut joined, downsample.out_dims(&x))?;
+                downsample.forward_into(ctx, &x, &out)?;
+                x = out;
+            }
+        }
+
+        let mut join = joined.pop().ok_or_else(unbalanced)?;
+        match self.mid.split_last() {
+            None => ctx.backend.copy(&x, &join.below)?,
+            Some((last, layers)) => {
+                for layer in layers {
+                    let out = ctx.alloc(&layer.out_dims(&x))?;
+                    layer.forward_into(ctx, &x, &inputs, &out)?;
+                    x = out;
+                }
+                last.forward_into(ctx, &x, &inputs, &join.below)?;
+            }
+        }
+
+        for stage in &self.ups {
+            for (layer_idx, layer) in stage.layers.iter().enumerate() {
+                let is_last = layer_idx + 1 == stage.layers.len();
+                let next = joined.pop();
+                match next {
+                    Some(next) if !is_last => {
+                        layer.forward_into(ctx, &join.whole, &inputs, &next.below)?;
+                        join = next;
+                    }
+                    next => {
+                        x = ctx.alloc(&layer.out_dims(&join.whole))?;
+                        layer.forward_into(ctx, &join.whole, &inputs, &x)?;
+                        if let (Some(next), Some(Resize::Up(upsample))) = (next, &stage.resize) {
+                            upsample.forward_into(ctx, &x, &next.below)?;
+                            join = next;
+                        }
+                    }
+                }
+            }
+        }
+        self.norm_out.forward_into(ctx, &x, self.activation, &x)?;
+        let out = ctx.alloc(&[x.dim(0), x.dim(1), x.dim(2), self.c_out])?;
+        self.conv_out.forward_into(ctx, &x, After::default(), &out)?;
+        Ok(out)
+    }
+}
+
+/// As many states as layers that read them: a mistake of this file, if it ever shows.
+fn unbalanced() -> TensorError {
+    TensorError::Operand {
+        op: "unet",
+        detail: "the way up has not as many layers as the way down left states".to_owned(),
+    }
+}

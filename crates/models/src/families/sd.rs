@@ -1,0 +1,348 @@
+//! Stable Diffusion 1 and 2: a CLIP text encoder, a U-Net, an autoencoder of 4 channels, noise schedules of discrete timesteps.
+//!
+//! What is read and what is put in its place are those of diffusers' `StableDiffusionPipeline`. Its safety checker is no part of what
+//! is computed here: a checkpoint may bring one, and it is not run.
+
+use super::expect_class;
+use crate::{
+    ModelError,
+    conditioning::{Conditioner, Conditioning, ENCODE_PROMPT_NAMES, TextOptions, Tokenized, cut_warning},
+    denoiser::{Unet, UnetConfig},
+    parts::{LatentsLayout, Opened, Parts},
+    text::{ClipConfig, ClipEncoder, ClipTokenizer},
+    vae::{KL_UNREAD_NAMES, KlConfig, KlDecoder},
+};
+use denoised_checkpoint::{Config, Folder};
+use denoised_nn::{Ctx, Declare, Result};
+use denoised_sampler::{
+    BetaSchedule, Ddim, DiscreteConfig, Euler, FinalSigmas, InterpolationType, PredictionType, Sampler,
+    SamplerError, TimestepSpacing, TimestepType,
+};
+use denoised_types::ModelInfo;
+use serde_json::Value;
+
+const DEFAULT_N_STEPS: u32 = 50;
+const DEFAULT_GUIDANCE: f32 = 7.5;
+/// The pipeline refuses other sizes, whatever the autoencoder makes of a latent.
+const GRID_PX: usize = 8;
+/// Nothing in the network ends here; beyond, attention over all positions takes hours.
+const MAX_SIDE_PX: usize = 4096;
+
+/// Classes whose checkpoints the two samplers below can run: all are made for the same noise schedules.
+const FOREIGN_SCHEDULERS: [&str; 12] = [
+    "DDPMScheduler",
+    "DEISMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSDEScheduler",
+    "DPMSolverSinglestepScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler",
+    "KDPM2DiscreteScheduler",
+    "LMSDiscreteScheduler",
+    "PNDMScheduler",
+    "UniPCMultistepScheduler",
+];
+
+/// Keys of those classes, and keys that only matter beside a setting that is refused. diffusers leaves them out when it makes one of our
+/// two samplers of such a configuration.
+const SCHEDULER_KEYS_WITHOUT_EFFECT: [&str; 17] = [
+    "algorithm_type",
+    "clip_sample_range",
+    "disable_corrector",
+    "dynamic_thresholding_ratio",
+    "euler_at_final",
+    "lambda_min_clipped",
+    "lower_order_final",
+    "predict_x0",
+    "sample_max_value",
+    "skip_prk_steps",
+    "solver_order",
+    "solver_p",
+    "solver_type",
+    "flow_shift",
+    "use_lu_lambdas",
+    "variance_type",
+    "noise_sampler_seed",
+];
+
+pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
+    folder.options().bool_or("requires_safety_checker", true)?;
+    folder.options().deny_unread(&[])?;
+    expect_class(folder, "text_encoder", "text encoder", &["CLIPTextModel"])?;
+    expect_class(
+        folder,
+        "tokenizer",
+        "tokenizer",
+        &["CLIPTokenizer", "CLIPTokenizerFast"],
+    )?;
+    expect_class(folder, "unet", "denoiser", &["UNet2DConditionModel"])?;
+    expect_class(folder, "vae", "autoencoder", &["AutoencoderKL"])?;
+
+    let clip = ClipConfig::read(&folder.config("text_encoder")?)?;
+    let unet = UnetConfig::read(&folder.config("unet")?)?;
+    // The pipeline does not shift latents, whatever the autoencoder says.
+    let kl = KlConfig::read(&folder.config("vae")?)?.without_shift();
+    let tokenizer = ClipTokenizer::open(folder, "tokenizer")?;
+    check_fit(folder, &clip, &tokenizer, &unet, &kl)?;
+    let Samplers {
+        samplers,
+        foreign_scheduler,
+    } = Samplers::read(folder)?;
+
+    let weights = folder.weights(&["unet", "vae", "text_encoder"])?;
+    let mut declare = Declare::new(weights.names());
+    let encoder = ClipEncoder::new(&mut declare.at("text_encoder/"), &clip);
+    let denoiser = Unet::new(&mut declare.at("unet/"), &unet);
+    let decoder = KlDecoder::new(&mut declare.at("vae/"), &kl);
+    let specs = declare.finish();
+    let mut unread = vec!["*embeddings.position_ids".to_owned()];
+    unread.extend(KL_UNREAD_NAMES.map(|name| format!("vae/{name}")));
+    let unread: Vec<&str> = unread.iter().map(String::as_str).collect();
+    weights.check(&specs, &unread)?;
+
+    let factor = kl.factor();
+    let px = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let grid = GRID_PX.max(factor);
+    let side = |latents: usize| px((latents * factor).next_multiple_of(grid).min(MAX_SIDE_PX));
+    let (height, width) = unet.sample_size;
+    let info = ModelInfo {
+        family: "sd".to_owned(),
+        grid_px: px(grid),
+        default_size: (side(width), side(height)),
+        max_side_px: px(MAX_SIDE_PX),
+        default_n_steps: DEFAULT_N_STEPS,
+        default_guidance: DEFAULT_GUIDANCE,
+        samplers: samplers.iter().map(|sampler| sampler.name().to_owned()).collect(),
+        checkpoint_bytes: weights.total_bytes(),
+    };
+    let parts = Parts {
+        info,
+        latents: LatentsLayout {
+            n_channels: unet.c_in,
+            factor,
+        },
+        max_sequence_length: None,
+        conditioner: Box::new(SdConditioner {
+            n_tokens: tokenizer.max_length(),
+            n_layers: clip.n_layers,
+            tokenizer,
+            encoder,
+        }),
+        denoiser: Box::new(denoiser),
+        decoder: Box::new(decoder),
+        samplers,
+        foreign_scheduler,
+    };
+    Ok(Opened {
+        parts,
+        specs,
+        weights,
+    })
+}
+
+/// Numbers that two components must agree on.
+fn check_fit(
+    folder: &Folder,
+    clip: &ClipConfig,
+    tokenizer: &ClipTokenizer,
+    unet: &UnetConfig,
+    kl: &KlConfig,
+) -> Result<(), ModelError> {
+    let unfit = |problem: String| {
+        Err(ModelError::Unfit {
+            path: folder.path().to_owned(),
+            problem,
+        })
+    };
+    if tokenizer.max_length() > clip.n_positions {
+        return unfit(format!(
+            "the tokenizer makes {} tokens, the text encoder takes {}",
+            tokenizer.max_length(),
+            clip.n_positions
+        ));
+    }
+    if tokenizer.max_id() as usize >= clip.vocab_size {
+        return unfit(format!(
+            "the tokenizer has the id {}, the text encoder knows {}",
+            tokenizer.max_id(),
+            clip.vocab_size
+        ));
+    }
+    if let Some(n_context) = unet.n_context().filter(|n| *n != clip.n_channels) {
+        return unfit(format!(
+            "the text encoder gives {} channels, the unet takes {n_context}",
+            clip.n_channels
+        ));
+    }
+    if unet.c_in != kl.n_latent {
+        let hint = match unet.c_in {
+            9 => "; that is a checkpoint for inpainting, which is not supported",
+            _ => "",
+        };
+        return unfit(format!(
+            "the unet takes latents of {} channels, the autoencoder of {}{hint}",
+            unet.c_in, kl.n_latent
+        ));
+    }
+    if kl.factor() > MAX_SIDE_PX {
+        return unfit(format!(
+            "the autoencoder makes {} pixels of a latent, at most {MAX_SIDE_PX} are supported",
+            kl.factor()
+        ));
+    }
+    Ok(())
+}
+
+/// What a request may choose from.
+struct Samplers {
+    /// The checkpoint's own first, if it is one of the two.
+    samplers: Vec<Box<dyn Sampler>>,
+    foreign_scheduler: Option<String>,
+}
+
+impl Samplers {
+    fn read(folder: &Folder) -> Result<Self, ModelError> {
+        let own = ["DDIMScheduler", "EulerDiscreteScheduler"];
+        let known: Vec<&str> = own.iter().chain(&FOREIGN_SCHEDULERS).copied().collect();
+        expect_class(folder, "scheduler", "scheduler", &known)?;
+        let config = folder.config("scheduler")?;
+        let error = |source: SamplerError| ModelError::Sampler {
+            path: config.path().to_owned(),
+            source,
+        };
+        let read = read_scheduler(&config, &error)?;
+        let ddim = || Ddim::new(&read).map(|sampler| Box::new(sampler) as Box<dyn Sampler>);
+        let euler = || Euler::new(&read).map(|sampler| Box::new(sampler) as Box<dyn Sampler>);
+        let class = folder.class("scheduler").map_or("", |class| class.class.as_str());
+        // What the checkpoint is made for must work; of the others, those that can carry out its settings are offered.
+        let (first, others) = match own.iter().position(|own| *own == class) {
+            Some(0) => (Some(ddim()), vec![euler()]),
+            Some(_) => (Some(euler()), vec![ddim()]),
+            None => (None, vec![ddim(), euler()]),
+        };
+        let foreign_scheduler = first.is_none().then(|| class.to_owned());
+        let mut samplers: Vec<Box<dyn Sampler>> = Vec::new();
+        samplers.extend(first.transpose().map_err(error)?);
+        let mut refused = None;
+        for other in others {
+            match other {
+                Ok(sampler) => samplers.push(sampler),
+                Err(source) => refused = Some(source),
+            }
+        }
+        match refused {
+            Some(source) if samplers.is_empty() => Err(error(source)),
+            _ => Ok(Self {
+                samplers,
+                foreign_scheduler,
+            }),
+        }
+    }
+}
+
+/// The settings of whatever class, as far as our samplers read them.
+fn read_scheduler(
+    config: &Config,
+    error: &dyn Fn(SamplerError) -> ModelError,
+) -> Result<DiscreteConfig, ModelError> {
+    let defaults = DiscreteConfig::default();
+    let flag = |key, default| config.opt_bool(key).map(|value| value.unwrap_or(default));
+    let n_train = config.usize_or("num_train_timesteps", defaults.num_train_timesteps as usize)?;
+    let name = |key, default: &'static str| config.opt_str(key).map(|name| name.unwrap_or(default));
+    let beta_schedule = name("beta_schedule", defaults.beta_schedule.name())?;
+    let prediction_type = name("prediction_type", defaults.prediction_type.name())?;
+    let interpolation_type = name("interpolation_type", defaults.interpolation_type.name())?;
+    let timestep_type = name("timestep_type", defaults.timestep_type.name())?;
+    let final_sigmas_type = name("final_sigmas_type", defaults.final_sigmas_type.name())?;
+    let timestep_spacing = config
+        .opt_str("timestep_spacing")?
+        .map(TimestepSpacing::from_name);
+    let read = DiscreteConfig {
+        num_train_timesteps: u32::try_from(n_train).unwrap_or(0),
+        beta_start: config.f64_or("beta_start", defaults.beta_start)?,
+        beta_end: config.f64_or("beta_end", defaults.beta_end)?,
+        beta_schedule: BetaSchedule::from_name(beta_schedule).map_err(error)?,
+        trained_betas: trained_betas(config)?,
+        rescale_betas_zero_snr: flag("rescale_betas_zero_snr", defaults.rescale_betas_zero_snr)?,
+        prediction_type: PredictionType::from_name(prediction_type).map_err(error)?,
+        timestep_spacing: timestep_spacing.transpose().map_err(error)?,
+        // The pipeline puts these two in place of whatever the file says.
+        steps_offset: 1,
+        clip_sample: false,
+        set_alpha_to_one: flag("set_alpha_to_one", defaults.set_alpha_to_one)?,
+        thresholding: flag("thresholding", defaults.thresholding)?,
+        interpolation_type: InterpolationType::from_name(interpolation_type).map_err(error)?,
+        use_karras_sigmas: flag("use_karras_sigmas", defaults.use_karras_sigmas)?,
+        use_exponential_sigmas: flag("use_exponential_sigmas", defaults.use_exponential_sigmas)?,
+        use_beta_sigmas: flag("use_beta_sigmas", defaults.use_beta_sigmas)?,
+        sigma_min: config.opt_f64("sigma_min")?,
+        sigma_max: config.opt_f64("sigma_max")?,
+        timestep_type: TimestepType::from_name(timestep_type).map_err(error)?,
+        final_sigmas_type: FinalSigmas::from_name(final_sigmas_type).map_err(error)?,
+    };
+    config.usize_or("steps_offset", 0)?;
+    config.opt_bool("clip_sample")?;
+    // These would make another model of it: one that flows in a straight line.
+    config.only("use_flow_sigmas", &[false.into(), Value::Null])?;
+    config.only("use_dynamic_shifting", &[false.into(), Value::Null])?;
+    config.only("shift_terminal", &[Value::Null])?;
+    config.deny_unread(&SCHEDULER_KEYS_WITHOUT_EFFECT)?;
+    Ok(read)
+}
+
+fn trained_betas(config: &Config) -> Result<Option<Vec<f64>>, ModelError> {
+    let key = "trained_betas";
+    match config.value(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => {
+            let betas = value
+                .as_array()
+                .map(|all| all.iter().map(Value::as_f64).collect());
+            match betas {
+                Some(Some(betas)) => Ok(Some(betas)),
+                _ => Err(config.wrong(key, "a list of numbers or null").into()),
+            }
+        }
+    }
+}
+
+/// The text side.
+#[derive(Debug)]
+struct SdConditioner {
+    tokenizer: ClipTokenizer,
+    encoder: ClipEncoder,
+    n_layers: usize,
+    n_tokens: usize,
+}
+
+impl Conditioner for SdConditioner {
+    fn tokenize(&self, text: &str, what: &str, _: TextOptions) -> Tokenized {
+        let raw = self.tokenizer.encode(text);
+        let fitted = self.tokenizer.fit(&raw, self.n_tokens);
+        let cut = fitted
+            .cut
+            .map(|cut| cut_warning(what, raw.len(), self.n_tokens, &cut));
+        Tokenized {
+            raw: vec![raw],
+            fitted: vec![fitted.ids],
+            warnings: cut.into_iter().collect(),
+        }
+    }
+
+    fn max_clip_skip(&self) -> usize {
+        self.n_layers
+    }
+
+    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, options: TextOptions) -> Result<Conditioning> {
+        Ok(Conditioning {
+            tokens: self.encoder.forward(ctx, &text.fitted[0], options.clip_skip)?,
+            n_last_repeats: 1,
+            pooled: None,
+        })
+    }
+
+    fn trace_names(&self) -> [&'static str; 4] {
+        ENCODE_PROMPT_NAMES
+    }
+}
