@@ -7,18 +7,39 @@
 //! R1. Every submitted id ends exactly once: by [`Action::End`] while it waits, or by [`Event::MemberDone`] once dispatched.
 //! R2. A replica carries at most one wave; it is free again at [`Event::WaveDone`], not earlier.
 //! R3. What waits is bounded; beyond the bound a request is refused in the same call, with both numbers.
-//! R4. Nothing is dispatched after its deadline, after its cancellation or after [`Event::Close`].
+//! R4. Nothing joins a wave after its deadline, after its cancellation or after [`Event::Close`]; what was cancelled is in no further
+//!     step. In step mode a wave that only gives requests up may follow a close.
 //! R5. An event about something unknown changes nothing: a late or doubled report is harmless.
 //!
-//! A new policy is a new file beside `request` and a line in `tests/histories.rs`.
+//! A new policy is a new file beside `request` and `step`, and a line in `tests/histories.rs`.
 #![forbid(unsafe_code)]
 
 mod request;
+mod step;
+
+mod replicas;
+mod waiting;
 
 pub use request::RequestPolicy;
+pub use step::StepPolicy;
 
-use denoised_types::{Mode, RequestId, WaveId};
-use std::fmt;
+use denoised_types::{Failure, FailureCode, Mode, RequestId, WaveId};
+use std::{fmt, num::NonZeroUsize};
+
+/// The policy of a mode: at most `max_queued` requests wait, at most `max_batch` are computed together.
+///
+/// # Errors
+/// [`FailureCode::InvalidRequest`] for a `max_batch` of 0.
+pub fn policy(mode: Mode, max_queued: usize, max_batch: usize) -> Result<Box<dyn Policy>, Failure> {
+    let max_batch = NonZeroUsize::new(max_batch).ok_or_else(|| {
+        let message = "at most 0 requests may be computed together, at least 1 is needed";
+        Failure::new(FailureCode::InvalidRequest, message)
+    })?;
+    Ok(match mode {
+        Mode::Request => Box::new(RequestPolicy::new(max_queued).with_max_batch(max_batch)),
+        Mode::Step => Box::new(StepPolicy::new(max_queued, max_batch)),
+    })
+}
 
 /// Decides which requests run, where and when.
 pub trait Policy: Send + fmt::Debug {

@@ -1,235 +1,71 @@
-//! Request mode: a wave is one whole generation on one replica, first come, first served.
+//! Request mode: a wave is whole generations on one replica, first come, first served.
 //!
-//! An idle replica takes the oldest waiting request at once; of several idle ones the least recently used (then the lowest
-//! index). So a request waits only while every replica is busy or down, and the queue is empty while one is idle.
+//! An idle replica takes the oldest waiting request at once, and with it up to `max_batch - 1` further ones of the same key in order of
+//! arrival; of several idle replicas the least recently used (then the lowest index). So a request waits only while every replica is
+//! busy or down, the queue is empty while one is idle, and whoever is overtaken by requests of another key is the oldest at last.
 
-use crate::{Action, EndReason, Event, Load, Millis, Policy, ReplicaIdx};
-use denoised_types::{Mode, RequestId, WaveId};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::{
+    Action, Event, Load, Millis, Policy,
+    replicas::{Replicas, Resident},
+    waiting::{NewRequest, Queued, Waiting},
+};
+use denoised_types::{Mode, RequestId};
+use std::num::NonZeroUsize;
 
-/// One request per wave, one wave per replica, a bounded queue in order of arrival.
+/// One wave per replica, which runs until all its members have ended; a bounded queue in order of arrival.
 #[derive(Debug)]
 pub struct RequestPolicy {
-    max_queued: usize,
-    phase: Phase,
-    /// Waiting requests by arrival.
-    queue: BTreeMap<u64, Queued>,
-    /// The same ones by deadline, then arrival.
-    deadlines: BTreeSet<(Millis, u64)>,
-    /// Every id that waits or runs.
-    places: HashMap<RequestId, Place>,
-    replicas: BTreeMap<ReplicaIdx, Replica>,
-    /// Which replica carries which wave.
-    waves: HashMap<WaveId, ReplicaIdx>,
-    n_arrived: u64,
-    n_waves: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Open,
-    Draining,
-    Closed,
-}
-
-#[derive(Debug)]
-struct Queued {
-    request_id: RequestId,
-    deadline: Millis,
-}
-
-#[derive(Debug)]
-enum Place {
-    Queued { arrival: u64 },
-    Running { stop_asked: bool },
-}
-
-#[derive(Debug, Default)]
-struct Replica {
-    /// The wave it carries and the member that has not ended.
-    busy: Option<(WaveId, Option<RequestId>)>,
-    /// Its latest wave, as a clock of use; 0 before the first.
-    last_wave: WaveId,
+    max_batch: NonZeroUsize,
+    waiting: Waiting,
+    replicas: Replicas,
 }
 
 impl RequestPolicy {
-    /// A policy without replicas (they come with [`Event::ReplicaUp`]) where at most `max_queued` requests wait.
+    /// A policy without replicas (they come with [`Event::ReplicaUp`]) where at most `max_queued` requests wait and a wave carries one.
     /// With 0 a request is taken only if a replica is idle.
     pub fn new(max_queued: usize) -> Self {
         Self {
-            max_queued,
-            phase: Phase::Open,
-            queue: BTreeMap::new(),
-            deadlines: BTreeSet::new(),
-            places: HashMap::new(),
-            replicas: BTreeMap::new(),
-            waves: HashMap::new(),
-            n_arrived: 0,
-            n_waves: 0,
+            max_batch: NonZeroUsize::MIN,
+            waiting: Waiting::new(max_queued),
+            replicas: Replicas::default(),
         }
     }
 
-    fn submit(&mut self, now: Millis, request_id: RequestId, deadline: Millis, actions: &mut Vec<Action>) {
-        if self.places.contains_key(&request_id) {
-            return;
-        }
-        let n_queued = self.queue.len();
-        let refusal = if self.phase != Phase::Open {
-            Some(EndReason::Closed)
-        } else if deadline <= now {
-            Some(EndReason::Expired)
-        } else if n_queued >= self.max_queued && self.idle_replica().is_none() {
-            let max_queued = self.max_queued;
-            Some(EndReason::QueueFull { n_queued, max_queued })
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
-            actions.push(Action::End { request_id, reason });
-            return;
-        }
-        let arrival = self.n_arrived;
-        self.n_arrived += 1;
-        self.queue.insert(arrival, Queued { request_id, deadline });
-        self.deadlines.insert((deadline, arrival));
-        self.places.insert(request_id, Place::Queued { arrival });
-        actions.push(Action::Admitted {
-            request_id,
-            n_ahead: n_queued,
-        });
+    /// The same policy where a wave carries up to `max_batch` requests of one key.
+    #[must_use]
+    pub fn with_max_batch(self, max_batch: NonZeroUsize) -> Self {
+        Self { max_batch, ..self }
     }
 
     fn cancel(&mut self, request_id: RequestId, actions: &mut Vec<Action>) {
-        match self.places.get_mut(&request_id) {
-            Some(Place::Queued { arrival }) => {
-                let arrival = *arrival;
-                self.end_queued(arrival, EndReason::Cancelled, actions);
-            }
-            Some(Place::Running { stop_asked }) if !*stop_asked => {
-                *stop_asked = true;
-                let request_ids = vec![request_id];
-                actions.push(Action::Stop { request_ids });
-            }
-            Some(Place::Running { .. }) | None => {}
-        }
-    }
-
-    fn member_done(&mut self, request_id: RequestId) {
-        if !matches!(self.places.get(&request_id), Some(Place::Running { .. })) {
-            return;
-        }
-        self.places.remove(&request_id);
-        for replica in self.replicas.values_mut() {
-            if let Some((_, member)) = &mut replica.busy
-                && *member == Some(request_id)
-            {
-                *member = None;
-            }
-        }
-    }
-
-    fn wave_done(&mut self, wave_id: WaveId) {
-        let Some(replica) = self.waves.remove(&wave_id) else {
-            return;
-        };
-        let replica = self
-            .replicas
-            .get_mut(&replica)
-            .expect("a wave is only kept while its replica is up");
-        if let Some((_, Some(request_id))) = replica.busy.take() {
-            self.places.remove(&request_id);
-        }
-    }
-
-    fn replica_down(&mut self, replica_idx: ReplicaIdx, actions: &mut Vec<Action>) {
-        let Some((wave_id, member)) = self
-            .replicas
-            .remove(&replica_idx)
-            .and_then(|replica| replica.busy)
-        else {
-            return;
-        };
-        self.waves.remove(&wave_id);
-        if let Some(request_id) = member {
-            self.places.remove(&request_id);
-            let reason = EndReason::ReplicaLost(replica_idx);
-            actions.push(Action::End { request_id, reason });
+        self.waiting.cancel(request_id, actions);
+        if self.replicas.cancel(request_id) {
+            let request_ids = vec![request_id];
+            actions.push(Action::Stop { request_ids });
         }
     }
 
     fn close(&mut self, actions: &mut Vec<Action>) {
-        self.phase = Phase::Closed;
-        while let Some((&arrival, _)) = self.queue.first_key_value() {
-            self.end_queued(arrival, EndReason::Closed, actions);
-        }
-        let running = self.replicas.values().filter_map(|replica| replica.busy?.1);
-        let mut request_ids = Vec::new();
-        for request_id in running {
-            if let Some(Place::Running { stop_asked }) = self.places.get_mut(&request_id)
-                && !std::mem::replace(stop_asked, true)
-            {
-                request_ids.push(request_id);
-            }
-        }
+        self.waiting.close(actions);
+        let request_ids = self.replicas.cancel_all();
         if !request_ids.is_empty() {
             actions.push(Action::Stop { request_ids });
         }
     }
 
-    fn expire(&mut self, now: Millis, actions: &mut Vec<Action>) {
-        while let Some(&(deadline, arrival)) = self.deadlines.first() {
-            if deadline > now {
-                break;
-            }
-            self.end_queued(arrival, EndReason::Expired, actions);
-        }
-    }
-
-    fn end_queued(&mut self, arrival: u64, reason: EndReason, actions: &mut Vec<Action>) {
-        if let Some(queued) = self.take_queued(arrival) {
-            self.places.remove(&queued.request_id);
-            actions.push(Action::End {
-                request_id: queued.request_id,
-                reason,
-            });
-        }
-    }
-
-    fn take_queued(&mut self, arrival: u64) -> Option<Queued> {
-        let queued = self.queue.remove(&arrival)?;
-        self.deadlines.remove(&(queued.deadline, arrival));
-        Some(queued)
-    }
-
-    fn idle_replica(&self) -> Option<ReplicaIdx> {
-        let idle = self.replicas.iter().filter(|(_, replica)| replica.busy.is_none());
-        idle.min_by_key(|(idx, replica)| (replica.last_wave, **idx))
-            .map(|(idx, _)| *idx)
-    }
-
     fn dispatch(&mut self, actions: &mut Vec<Action>) {
-        while let (Some((&arrival, _)), Some(replica_idx)) =
-            (self.queue.first_key_value(), self.idle_replica())
+        while let Some(replica) = self.replicas.freest(|_| true)
+            && let Some(oldest) = self.waiting.take_oldest()
         {
-            let request_id = self
-                .take_queued(arrival)
-                .expect("the first key is in the queue")
-                .request_id;
-            self.places
-                .insert(request_id, Place::Running { stop_asked: false });
-            self.n_waves += 1;
-            let wave_id = WaveId(self.n_waves);
-            self.waves.insert(wave_id, replica_idx);
-            let replica = self
-                .replicas
-                .get_mut(&replica_idx)
-                .expect("an idle replica is up");
-            replica.busy = Some((wave_id, Some(request_id)));
-            replica.last_wave = wave_id;
+            let key = oldest.key;
+            let more = std::iter::from_fn(|| self.waiting.take_oldest_of([key]));
+            let wave = std::iter::once(oldest).chain(more).take(self.max_batch.get());
+            let joining: Vec<Resident> = wave.map(Queued::begin).collect();
+            let members = joining.iter().map(|member| member.request_id).collect();
             actions.push(Action::Dispatch {
-                wave_id,
-                replica: replica_idx,
-                members: vec![request_id],
+                wave_id: self.replicas.begin_wave(replica, joining),
+                replica,
+                members,
                 cancelled: Vec::new(),
             });
         }
@@ -240,25 +76,33 @@ impl Policy for RequestPolicy {
     fn on_event(&mut self, now: Millis, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         // What has expired makes room for what comes.
-        self.expire(now, &mut actions);
+        self.waiting.expire(now, &mut actions);
         match event {
             Event::Submit {
                 request_id,
                 deadline,
-                key: _,
-            } => self.submit(now, request_id, deadline, &mut actions),
-            Event::Cancel { request_id } => self.cancel(request_id, &mut actions),
-            Event::MemberDone { request_id } => self.member_done(request_id),
-            Event::WaveDone { wave_id } => self.wave_done(wave_id),
-            Event::ReplicaUp { replica } => {
-                self.replicas.entry(replica).or_default();
-            }
-            Event::ReplicaDown { replica } => self.replica_down(replica, &mut actions),
-            Event::Drain => {
-                if self.phase == Phase::Open {
-                    self.phase = Phase::Draining;
+                key,
+            } => {
+                if !self.waiting.contains(request_id) && !self.replicas.contains(request_id) {
+                    let has_place = self.replicas.freest(|_| true).is_some();
+                    let request = NewRequest {
+                        request_id,
+                        deadline,
+                        key,
+                    };
+                    self.waiting.submit(now, request, has_place, &mut actions);
                 }
             }
+            Event::Cancel { request_id } => self.cancel(request_id, &mut actions),
+            Event::MemberDone { request_id } => self.replicas.end_request(request_id),
+            Event::WaveDone { wave_id } => {
+                if let Some(replica) = self.replicas.end_wave(wave_id) {
+                    self.replicas.end_residents(replica);
+                }
+            }
+            Event::ReplicaUp { replica } => self.replicas.add(replica),
+            Event::ReplicaDown { replica } => self.replicas.remove(replica, &mut actions),
+            Event::Drain => self.waiting.drain(),
             Event::Close => self.close(&mut actions),
             Event::Tick => {}
         }
@@ -267,10 +111,7 @@ impl Policy for RequestPolicy {
     }
 
     fn next_tick(&self) -> Option<Millis> {
-        self.deadlines
-            .first()
-            .map(|&(deadline, _)| deadline)
-            .filter(|&deadline| deadline < Millis::NEVER)
+        self.waiting.next_tick()
     }
 
     fn mode(&self) -> Mode {
@@ -278,23 +119,15 @@ impl Policy for RequestPolicy {
     }
 
     fn load(&self) -> Load {
-        Load {
-            n_queued: self.queue.len(),
-            n_running: self.places.len() - self.queue.len(),
-            n_replicas: self.replicas.len(),
-            n_idle: self
-                .replicas
-                .values()
-                .filter(|replica| replica.busy.is_none())
-                .count(),
-        }
+        self.replicas.load(self.waiting.len())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BatchKey;
+    use crate::{BatchKey, EndReason, ReplicaIdx};
+    use denoised_types::WaveId;
 
     const R0: ReplicaIdx = ReplicaIdx(0);
     const R1: ReplicaIdx = ReplicaIdx(1);
@@ -558,5 +391,34 @@ mod tests {
             [dispatch(2, R1, 2)]
         );
         assert_eq!(policy.on_event(Millis(0), Event::ReplicaUp { replica: R1 }), []);
+    }
+
+    #[test]
+    fn a_wave_takes_the_oldest_and_those_of_its_key_in_order_of_arrival() {
+        let mut policy = policy(9, 1).with_max_batch(NonZeroUsize::new(3).unwrap());
+        let of_key = |id, key| Event::Submit {
+            request_id: RequestId(id),
+            deadline: Millis::NEVER,
+            key: BatchKey(key),
+        };
+        for (id, key) in [(1, 7), (2, 8), (3, 7), (4, 8), (5, 8), (6, 8), (7, 7)] {
+            policy.on_event(Millis(0), of_key(id, key));
+        }
+        let mut next = |wave| match &policy.on_event(
+            Millis(1),
+            Event::WaveDone {
+                wave_id: WaveId(wave),
+            },
+        )[..]
+        {
+            [Action::Dispatch { members, .. }] => members.iter().map(|id| id.0).collect(),
+            [] => Vec::new(),
+            other => panic!("{other:?}"),
+        };
+        // The first ran alone, for it found an idle replica; nobody waits for company.
+        assert_eq!(next(1), [2, 4, 5]);
+        assert_eq!(next(2), [3, 7]);
+        assert_eq!(next(3), [6]);
+        assert_eq!(next(4), []);
     }
 }
