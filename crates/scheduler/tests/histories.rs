@@ -212,8 +212,8 @@ impl Books {
         let replica = replica.expect("dispatched to a replica that is down");
         assert_eq!(replica.wave, None, "two waves on replica {replica_idx}");
         let wanted = self.wanted(replica);
-        let given_up: Vec<RequestId> = replica.residents.iter().copied().collect();
-        let given_up: Vec<RequestId> = given_up.into_iter().filter(|id| self.is_cancelled(*id)).collect();
+        let residents = replica.residents.iter().copied();
+        let given_up: Vec<RequestId> = residents.filter(|id| self.is_cancelled(*id)).collect();
         assert_eq!(
             cancelled, given_up,
             "every cancelled resident is given up, nobody else"
