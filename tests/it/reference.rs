@@ -64,6 +64,22 @@ fn sd35m_is_right_and_the_same_in_every_world() {
     all_worlds_agree("sd35m", 2 + 4 + 2 + 2 * 3 + 2);
 }
 
+// One tokenizer, two encodings.
+#[test]
+fn sd15_is_right_and_the_same_in_every_world() {
+    all_worlds_agree("sd15", 1 + 2 + 2 + 2 * 4 + 2);
+}
+
+#[test]
+fn sd21v_is_right_and_the_same_in_every_world() {
+    all_worlds_agree("sd21v", 1 + 2 + 2 + 2 * 4 + 2);
+}
+
+#[test]
+fn emoji_unet_is_right_and_the_same_in_every_world() {
+    all_worlds_agree("emoji-unet", 1 + 2 + 2 + 2 * 20 + 2);
+}
+
 #[test]
 fn emoji_dit_is_right_and_the_same_in_every_world() {
     all_worlds_agree("emoji-dit", 2 + 4 + 2 + 2 * 20 + 2);

@@ -19,6 +19,21 @@ fn sd35m_is_diffusers() {
 }
 
 #[test]
+fn sd15_is_diffusers() {
+    check_case(&support::data("sd15"));
+}
+
+#[test]
+fn sd21v_is_diffusers() {
+    check_case(&support::data("sd21v"));
+}
+
+#[test]
+fn emoji_unet_is_diffusers() {
+    check_case(&support::data("emoji-unet"));
+}
+
+#[test]
 fn emoji_dit_is_diffusers() {
     check_case(&support::data("emoji-dit"));
 }
