@@ -57,7 +57,7 @@ fn all_worlds_agree(name: &str, n_tensors: usize) {
     }
 }
 
-// Tensors: ids of two tokenizers, four encodings, initial latents (given and from the seed), prediction and latents of each step,
+// Tensors: ids of each tokenizer, four encodings, initial latents (given and from the seed), prediction and latents of each step,
 // two pictures.
 #[test]
 fn sd35m_is_right_and_the_same_in_every_world() {
@@ -78,6 +78,11 @@ fn sd21v_is_right_and_the_same_in_every_world() {
 #[test]
 fn emoji_unet_is_right_and_the_same_in_every_world() {
     all_worlds_agree("emoji-unet", 1 + 2 + 2 + 2 * 20 + 2);
+}
+
+#[test]
+fn sd3_with_t5_is_right_and_the_same_in_every_world() {
+    all_worlds_agree("sd3", 3 + 4 + 2 + 2 * 4 + 2);
 }
 
 #[test]

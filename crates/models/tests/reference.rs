@@ -34,6 +34,11 @@ fn emoji_unet_is_diffusers() {
 }
 
 #[test]
+fn sd3_with_t5_is_diffusers() {
+    check_case(&support::data("sd3"));
+}
+
+#[test]
 fn emoji_dit_is_diffusers() {
     check_case(&support::data("emoji-dit"));
 }

@@ -1,6 +1,7 @@
-//! Stable Diffusion 3 and 3.5: two CLIP text encoders, MMDiT, 16-channel autoencoder, rectified flow.
+//! Stable Diffusion 3 and 3.5: two CLIP text encoders and T5, MMDiT, 16-channel autoencoder, rectified flow.
 //!
-//! Without the T5 encoder its tokens are zeros, as in diffusers' `StableDiffusion3Pipeline`.
+//! As in diffusers' `StableDiffusion3Pipeline`, all encoders are given the same prompt, T5 without a mask of its padding. Without T5 its
+//! tokens are zeros.
 
 use super::expect_class;
 use crate::{
@@ -8,7 +9,7 @@ use crate::{
     conditioning::{Conditioner, Conditioning, TextOptions, Tokenized},
     denoiser::{Mmdit, MmditConfig},
     parts::{LatentsLayout, Opened, Parts},
-    text::{ClipConfig, ClipText, ClipTokenizer},
+    text::{ClipConfig, ClipText, ClipTokenizer, T5Config, T5Encoder, T5Tokenizer},
     vae::{KL_UNREAD_NAMES, KlConfig, KlDecoder},
 };
 use denoised_checkpoint::Folder;
@@ -27,16 +28,13 @@ const N_SKIPPED_LAYERS: usize = 1;
 
 pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     folder.options().deny_unread(&[])?;
-    if let Some(class) = folder.class("text_encoder_3") {
-        return Err(ModelError::UnsupportedComponent {
-            path: folder.path().join("text_encoder_3"),
-            role: "text encoder",
-            class: class.class.clone(),
-            expected:
-                "to run without it, set text_encoder_3 and tokenizer_3 to [null, null] in model_index.json"
-                    .to_owned(),
-        });
-    }
+    expect_class(folder, "text_encoder_3", "text encoder", &["T5EncoderModel"])?;
+    expect_class(
+        folder,
+        "tokenizer_3",
+        "tokenizer",
+        &["T5Tokenizer", "T5TokenizerFast"],
+    )?;
     for component in ["text_encoder", "text_encoder_2"] {
         expect_class(
             folder,
@@ -72,16 +70,24 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         ClipTokenizer::open(folder, "tokenizer_2")?,
     ];
     check_fit(folder, &clips, &tokenizers, &mmdit, &kl)?;
+    let t5 = open_t5(folder, mmdit.n_joint)?;
 
-    let weights = folder.weights(&["transformer", "vae", "text_encoder", "text_encoder_2"])?;
+    let mut components = vec!["transformer", "vae", "text_encoder", "text_encoder_2"];
+    components.extend(t5.as_ref().map(|_| "text_encoder_3"));
+    let weights = folder.weights(&components)?;
     let mut declare = Declare::new(weights.names());
     let first = ClipText::new(&mut declare.at("text_encoder/"), &clips[0]);
     let second = ClipText::new(&mut declare.at("text_encoder_2/"), &clips[1]);
+    let t5 = t5.map(|(tokenizer, config)| {
+        let encoder = T5Encoder::new(&mut declare.at("text_encoder_3/"), config);
+        (tokenizer, encoder)
+    });
     let denoiser = Mmdit::new(&mut declare.at("transformer/"), mmdit.clone());
     let decoder = KlDecoder::new(&mut declare.at("vae/"), &kl);
     let specs = declare.finish();
     let mut unread = vec!["*.embeddings.position_ids".to_owned()];
     unread.extend(KL_UNREAD_NAMES.map(|name| format!("vae/{name}")));
+    unread.extend(T5Encoder::UNREAD_NAMES.map(|name| format!("text_encoder_3/{name}")));
     unread.extend(
         Mmdit::unread_names(&mmdit)
             .iter()
@@ -109,6 +115,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     let n_tokens = tokenizer.max_length();
     let conditioner = Sd3Conditioner {
         encoders: [(tokenizer, first), (tokenizer_2, second)],
+        t5,
         widths: clips.each_ref().map(|clip| clip.n_channels),
         pooled_widths: clips.each_ref().map(|clip| clip.n_projected),
         n_layers: clips[0].n_layers.min(clips[1].n_layers),
@@ -133,6 +140,35 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         specs,
         weights,
     })
+}
+
+/// The third encoder, if the checkpoint has it.
+fn open_t5(folder: &Folder, n_joint: usize) -> Result<Option<(T5Tokenizer, T5Config)>, ModelError> {
+    if folder.class("text_encoder_3").is_none() {
+        return Ok(None);
+    }
+    let config = T5Config::read(&folder.config("text_encoder_3")?)?;
+    let tokenizer = T5Tokenizer::open(folder, "tokenizer_3")?;
+    let unfit = |problem: String| {
+        Err(ModelError::Unfit {
+            path: folder.path().to_owned(),
+            problem,
+        })
+    };
+    if tokenizer.max_id() as usize >= config.vocab_size {
+        return unfit(format!(
+            "tokenizer 3 has the id {}, its text encoder knows {}",
+            tokenizer.max_id(),
+            config.vocab_size
+        ));
+    }
+    if config.n_channels != n_joint {
+        return unfit(format!(
+            "text encoder 3 gives {} channels, the transformer takes {n_joint}",
+            config.n_channels
+        ));
+    }
+    Ok(Some((tokenizer, config)))
 }
 
 /// Numbers that two components must agree on.
@@ -222,6 +258,7 @@ fn flow_euler(folder: &Folder) -> Result<FlowEuler, ModelError> {
 #[derive(Debug)]
 struct Sd3Conditioner {
     encoders: [(ClipTokenizer, ClipText); 2],
+    t5: Option<(T5Tokenizer, T5Encoder)>,
     widths: [usize; 2],
     pooled_widths: [usize; 2],
     /// Of the encoder with fewer.
@@ -231,7 +268,7 @@ struct Sd3Conditioner {
 }
 
 impl Conditioner for Sd3Conditioner {
-    fn tokenize(&self, text: &str, what: &str, _: TextOptions) -> Tokenized {
+    fn tokenize(&self, text: &str, what: &str, options: TextOptions) -> Tokenized {
         let mut tokenized = Tokenized {
             raw: Vec::new(),
             fitted: Vec::new(),
@@ -241,12 +278,20 @@ impl Conditioner for Sd3Conditioner {
             let raw = tokenizer.encode(text);
             let fitted = tokenizer.fit(&raw, self.n_tokens);
             if let Some(cut) = fitted.cut.filter(|_| tokenized.warnings.is_empty()) {
-                let cut = beginning(&cut);
-                tokenized.warnings.push(format!(
-                    "the {what} has {} tokens, the model reads {}; it was cut before: {cut}",
-                    raw.len(),
-                    self.n_tokens
-                ));
+                let reader = if self.t5.is_some() { "CLIP" } else { "the model" };
+                let warning = cut_warning(what, raw.len(), reader, self.n_tokens, &cut);
+                tokenized.warnings.push(warning);
+            }
+            tokenized.raw.push(raw);
+            tokenized.fitted.push(fitted.ids);
+        }
+        if let Some((tokenizer, _)) = &self.t5 {
+            let n_tokens = options.max_sequence_length;
+            let raw = tokenizer.encode(text);
+            let fitted = tokenizer.fit(&raw, n_tokens);
+            if let Some(cut) = fitted.cut {
+                let warning = cut_warning(what, raw.len(), "T5", n_tokens, &cut);
+                tokenized.warnings.push(warning);
             }
             tokenized.raw.push(raw);
             tokenized.fitted.push(fitted.ids);
@@ -259,9 +304,18 @@ impl Conditioner for Sd3Conditioner {
     }
 
     fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, options: TextOptions) -> Result<Conditioning> {
-        // CLIP's tokens side by side, padded with zeros; behind them one zero token for all of the absent T5's.
-        let tokens = ctx.alloc(&[1, self.n_tokens + 1, self.n_joint])?;
+        // CLIP's tokens side by side, padded with zeros; behind them T5's, or one zero token for all of an absent T5's.
+        let t5 = match &self.t5 {
+            Some((_, encoder)) => Some(encoder.forward(ctx, &text.fitted[self.encoders.len()])?),
+            None => None,
+        };
+        let n_behind = t5.as_ref().map_or(1, |tokens| tokens.dim(1));
+        let tokens = ctx.alloc(&[1, self.n_tokens + n_behind, self.n_joint])?;
         ctx.backend.fill(&tokens, 0.0)?;
+        if let Some(t5) = &t5 {
+            ctx.backend
+                .copy(t5, &tokens.narrow(1, self.n_tokens, n_behind)?)?;
+        }
         let pooled = ctx.alloc(&[1, self.pooled_widths.iter().sum()])?;
         let of_clip = tokens.narrow(1, 0, self.n_tokens)?;
         let (mut column, mut pooled_column) = (0, 0);
@@ -279,7 +333,10 @@ impl Conditioner for Sd3Conditioner {
         }
         Ok(Conditioning {
             tokens,
-            n_last_repeats: options.max_sequence_length,
+            n_last_repeats: match t5 {
+                Some(_) => 1,
+                None => options.max_sequence_length,
+            },
             pooled: Some(pooled),
         })
     }
@@ -292,6 +349,12 @@ impl Conditioner for Sd3Conditioner {
             "encode_prompt.3.0",
         ]
     }
+}
+
+/// What the author of a text should know that is longer than what `reader` takes.
+fn cut_warning(what: &str, n_given: usize, reader: &str, n_taken: usize, cut: &str) -> String {
+    let cut = beginning(cut);
+    format!("the {what} has {n_given} tokens, {reader} reads {n_taken}; it was cut before: {cut}")
 }
 
 /// The beginning of a text that may be as long as a request may be.

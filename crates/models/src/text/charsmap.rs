@@ -92,7 +92,7 @@ impl Charsmap {
     fn replacement(&self, chunk: &str) -> Option<&str> {
         let mut base = offset(*self.units.first()?);
         for byte in chunk.bytes().take_while(|byte| *byte != 0) {
-            let (next, value) = self.child(base, byte).ok()??;
+            let (next, value) = self.child(base, byte)?;
             if let Some(start) = value {
                 return self.text_at(start).ok();
             }
@@ -102,24 +102,18 @@ impl Charsmap {
     }
 
     /// Where the edge `byte` leads from `base`, and the value that is there, if there is such an edge.
-    fn child(&self, base: usize, byte: u8) -> Result<Option<(usize, Option<usize>)>, String> {
-        let unit_at = |unit_idx: usize| {
-            self.units.get(unit_idx).copied().ok_or_else(|| {
-                format!(
-                    "the trie of the charsmap leads to unit {unit_idx} of {}",
-                    self.units.len()
-                )
-            })
-        };
+    fn child(&self, base: usize, byte: u8) -> Option<(usize, Option<usize>)> {
         let unit_idx = base ^ usize::from(byte);
-        let unit = unit_at(unit_idx)?;
-        if unit & LABEL_MASK != u32::from(byte) {
-            return Ok(None);
-        }
+        let unit = *self.units.get(unit_idx)?;
+        (unit & LABEL_MASK == u32::from(byte)).then(|| self.behind(unit_idx, unit))
+    }
+
+    /// From where the edges behind a unit go on, and the value that is there.
+    fn behind(&self, unit_idx: usize, unit: u32) -> (usize, Option<usize>) {
         let base = unit_idx ^ offset(unit);
         let has_value = unit >> 8 & 1 == 1;
-        let value = has_value.then(|| unit_at(base)).transpose()?;
-        Ok(Some((base, value.map(|unit| (unit & !(1 << 31)) as usize))))
+        let value = self.units.get(base).filter(|_| has_value);
+        (base, value.map(|unit| (unit & !(1 << 31)) as usize))
     }
 
     fn text_at(&self, start: usize) -> Result<&str, String> {
@@ -141,22 +135,37 @@ impl Charsmap {
 
     /// Follows every edge once.
     fn check(&self) -> Result<(), String> {
-        let mut is_known = vec![false; self.units.len()];
+        const NONE: usize = usize::MAX;
+        // The units that are edges of a base, as lists: the newest of a base, and before each the next older one.
+        let n_units = self.units.len();
+        let (mut newest, mut older) = (vec![NONE; n_units], vec![NONE; n_units]);
+        for (unit_idx, unit) in self.units.iter().enumerate() {
+            let byte = (unit & LABEL_MASK) as usize;
+            if (1..=0xff).contains(&byte) && (unit_idx ^ byte) < n_units {
+                older[unit_idx] = std::mem::replace(&mut newest[unit_idx ^ byte], unit_idx);
+            }
+        }
+        let mut is_known = vec![false; n_units];
         let mut bases = vec![offset(self.units[0])];
         while let Some(base) = bases.pop() {
-            match is_known.get_mut(base) {
-                Some(is_known) if *is_known => continue,
-                Some(is_known) => *is_known = true,
-                None => {}
+            // All edges of a base are in its 256 units.
+            if base | 0xff >= n_units {
+                return Err(format!(
+                    "the trie of the charsmap leads to unit {} of {n_units}",
+                    base | 0xff
+                ));
             }
-            for byte in 1..=u8::MAX {
-                let Some((next, value)) = self.child(base, byte)? else {
-                    continue;
-                };
+            if std::mem::replace(&mut is_known[base], true) {
+                continue;
+            }
+            let mut unit_idx = newest[base];
+            while unit_idx != NONE {
+                let (next, value) = self.behind(unit_idx, self.units[unit_idx]);
                 if let Some(start) = value {
                     self.text_at(start)?;
                 }
                 bases.push(next);
+                unit_idx = older[unit_idx];
             }
         }
         Ok(())
@@ -166,4 +175,70 @@ impl Charsmap {
 /// How far, bit by bit, the edges of a unit are from it.
 fn offset(unit: u32) -> usize {
     ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of a charsmap.
+    fn bytes(units: &[u32], texts: &str) -> Vec<u8> {
+        let units: Vec<u8> = units.iter().flat_map(|unit| unit.to_le_bytes()).collect();
+        let size = (units.len() as u32).to_le_bytes();
+        [&size, &units[..], texts.as_bytes()].concat()
+    }
+
+    /// A trie with the one rule `a` by hand: the root's edges begin at 256, the leaf of `a` is at 512.
+    fn one_rule(value: u32) -> Vec<u32> {
+        let mut units = vec![0; 768];
+        units[0] = 256 << 10;
+        let a = 256 ^ usize::from(b'a');
+        units[a] = ((a as u32) ^ 512) << 10 | 1 << 8 | u32::from(b'a');
+        units[512] = 1 << 31 | value;
+        units
+    }
+
+    #[test]
+    fn a_rule_replaces_and_the_rest_stays() {
+        let map = Charsmap::parse(&bytes(&one_rule(2), "x\0yz\0")).expect("a charsmap");
+        assert_eq!(map.normalize("banana, \0é"), "byznyznyz, \0é");
+        // A short cluster is replaced as a whole, a long one by characters.
+        assert_eq!(map.normalize("a\u{301}"), "yz");
+        assert_eq!(map.normalize("a\u{301}\u{301}\u{301}"), "yz\u{301}\u{301}\u{301}");
+        assert_eq!(
+            Charsmap::parse(&bytes(&one_rule(0), ""))
+                .expect("empty text")
+                .normalize("bad"),
+            "bd"
+        );
+    }
+
+    #[test]
+    fn a_trie_that_leads_in_a_circle_ends() {
+        let mut units = one_rule(0);
+        let a = 256 ^ usize::from(b'a');
+        units[a] = ((a as u32) ^ 256) << 10 | u32::from(b'a');
+        let map = Charsmap::parse(&bytes(&units, "")).expect("nothing is out of reach");
+        assert_eq!(map.normalize("aaaa"), "aaaa");
+    }
+
+    #[test]
+    fn what_leads_outside_is_refused() {
+        let long = "x".repeat(REPLACEMENT_LIMIT_BYTES + 1);
+        let mut outside = one_rule(0);
+        outside[0] = 1 << 20 << 10;
+        for (bytes, problem) in [
+            (vec![1, 2], "has 2 bytes"),
+            (bytes(&[], ""), "0 units"),
+            (bytes(&outside, ""), "leads to unit"),
+            (bytes(&one_rule(0)[..512], ""), "leads to unit 767 of 512"),
+            (bytes(&one_rule(9), "x\0"), "byte 9 of the charsmap is outside"),
+            (bytes(&one_rule(1), "é\0"), "byte 1 of the charsmap is outside"),
+            (bytes(&one_rule(0), &long), "more than 256 bytes"),
+            ([&bytes(&one_rule(0), "")[..], b"\xff"].concat(), "no text"),
+        ] {
+            let error = Charsmap::parse(&bytes).expect_err("it is damaged");
+            assert!(error.contains(problem), "{error}");
+        }
+    }
 }

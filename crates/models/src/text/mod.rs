@@ -1,9 +1,17 @@
 //! Text encoders and their tokenizers.
 
 mod clip;
+mod t5;
+
+mod charsmap;
+mod sentencepiece;
+mod t5_tokenizer;
 mod tokenizer;
+mod unigram;
 
 pub(crate) use clip::{ClipConfig, ClipEncoder, ClipText};
+pub(crate) use t5::{T5Config, T5Encoder};
+pub(crate) use t5_tokenizer::T5Tokenizer;
 pub(crate) use tokenizer::ClipTokenizer;
 
 /// Keys that transformers writes into every `config.json` and that change nothing of what a text encoder computes.

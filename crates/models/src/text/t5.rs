@@ -289,8 +289,10 @@ fn bucket(distance: i64, n_buckets: usize, max_distance: usize) -> u32 {
     if distance < n_exact {
         return (first + distance) as u32;
     }
-    let growth = (max_distance as f64 / n_exact as f64).ln() as f32;
-    let far = (distance as f32 / n_exact as f32).ln() / growth * (n_each - n_exact) as f32;
+    let rounded_ln = |x: f64| x.ln() as f32;
+    let growth = rounded_ln(max_distance as f64 / n_exact as f64);
+    let ln = rounded_ln(f64::from(distance as f32 / n_exact as f32));
+    let far = ln / growth * (n_each - n_exact) as f32;
     (first + (n_exact + far as usize).min(n_each - 1)) as u32
 }
 

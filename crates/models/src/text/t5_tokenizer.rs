@@ -624,3 +624,277 @@ fn added_tokens(
         pad: pad.map(|token| token.content),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::Path};
+
+    const SOURCE: &str = "sd3/model/tokenizer_3";
+
+    fn data() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data")
+    }
+
+    /// A checkpoint folder with a tokenizer as a case of the table describes it.
+    fn folder_of(case: &Value) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let component = folder.path().join("tokenizer_3");
+        fs::create_dir(&component).expect("fresh");
+        if let Some(source) = case["source"].as_str() {
+            for entry in fs::read_dir(data().join(source)).expect("the case is there") {
+                let entry = entry.expect("readable");
+                let name = entry.file_name();
+                let without = case["without"].as_array().into_iter().flatten();
+                if without
+                    .into_iter()
+                    .all(|left_out| Some(left_out.as_str()) != Some(name.to_str()))
+                {
+                    fs::copy(entry.path(), component.join(name)).expect("copied");
+                }
+            }
+        }
+        for (name, content) in case["files"].as_object().into_iter().flatten() {
+            fs::write(component.join(name), content.to_string()).expect("written");
+        }
+        if let Some(spiece) = case["spiece"].as_str() {
+            fs::write(component.join(PIECES_FILE), base64(spiece).expect("base64")).expect("written");
+        }
+        if !case["config"].is_null() {
+            let config = component.join("tokenizer_config.json");
+            fs::write(config, case["config"].to_string()).expect("written");
+        }
+        let index = r#"{"_class_name": "Any", "tokenizer_3": ["transformers", "T5TokenizerFast"]}"#;
+        fs::write(folder.path().join("model_index.json"), index).expect("written");
+        folder
+    }
+
+    fn opened(folder: &Path) -> Result<T5Tokenizer, ModelError> {
+        T5Tokenizer::open(&Folder::open(folder).expect("a folder"), "tokenizer_3")
+    }
+
+    fn tokenizer(case: &Value) -> T5Tokenizer {
+        opened(folder_of(case).path()).expect("a tokenizer")
+    }
+
+    fn texts(list: &Value) -> impl Iterator<Item = (&str, Vec<u32>)> {
+        list.as_array().expect("a list").iter().map(|pair| {
+            let ids = pair[1].as_array().expect("ids").iter();
+            let ids = ids.map(|id| id.as_u64().expect("an id") as u32).collect();
+            (pair[0].as_str().expect("a text"), ids)
+        })
+    }
+
+    // `tests/tables/make_t5_tokens.py`.
+    fn cases() -> Vec<Value> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tables/t5_tokens.json");
+        let text = fs::read_to_string(path).expect("the table is part of the crate");
+        let mut table: Value = serde_json::from_str(&text).expect("JSON");
+        match table["cases"].take() {
+            Value::Array(cases) => cases,
+            other => panic!("{other} is no list"),
+        }
+    }
+
+    #[test]
+    fn ids_are_transformers_ids_whatever_the_text() {
+        let mut n_texts = 0;
+        let mut wrong = Vec::new();
+        for (case_idx, case) in cases().iter().enumerate() {
+            let tokenizer = tokenizer(case);
+            assert_eq!(u64::from(tokenizer.max_id()), case["max_id"], "case {case_idx}");
+            for (text, ids) in texts(&case["ids"]) {
+                n_texts += 1;
+                let ours = tokenizer.encode(text);
+                if ours != ids {
+                    wrong.push(format!("{text:?} of case {case_idx}: {ours:?} is not {ids:?}"));
+                }
+            }
+            for (text, ids) in texts(&case["fitted"]) {
+                n_texts += 1;
+                let fitted = tokenizer.fit(&tokenizer.encode(text), ids.len());
+                if fitted.ids != ids {
+                    wrong.push(format!("{text:?} cut: {:?} is not {ids:?}", fitted.ids));
+                }
+            }
+        }
+        assert!(
+            wrong.is_empty(),
+            "{} of {n_texts}:\n{}",
+            wrong.len(),
+            wrong.join("\n")
+        );
+        assert!(n_texts > 1800, "only {n_texts} texts were compared");
+    }
+
+    #[test]
+    fn what_is_cut_is_named() {
+        let tokenizer = tokenizer(&serde_json::json!({"source": SOURCE}));
+        let ids = tokenizer.encode("a photo of a cat and the END");
+        let fitted = tokenizer.fit(&ids, 10);
+        assert_eq!(fitted.ids.len(), 10);
+        let cut = fitted.cut.expect("it is too long");
+        // Capital letters are not in this vocabulary.
+        assert!(cut.ends_with("d the <unk>"), "{cut}");
+        assert_eq!(tokenizer.fit(&ids, ids.len()).cut, None);
+        assert_eq!(tokenizer.fit(&ids, 1).ids, [1]);
+    }
+
+    #[test]
+    fn long_texts_take_time_in_proportion() {
+        let rules = serde_json::json!({"source": SOURCE, "without": ["tokenizer.json"]});
+        for case in [serde_json::json!({"source": SOURCE}), rules] {
+            let tokenizer = tokenizer(&case);
+            // Anything quadratic in these would take many minutes.
+            for unit in [
+                "e",
+                "th",
+                "x ",
+                "\u{2581}",
+                "</s>",
+                "e\u{301}",
+                "\u{301}",
+                "👩\u{200d}",
+                "🇩",
+                "\u{915}\u{94d}",
+                "<extra_id_",
+                "日",
+            ] {
+                let text = unit.repeat((1 << 18) / unit.len());
+                assert!(!tokenizer.encode(&text).is_empty(), "{unit:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_refused_by_name() {
+        let vocab = serde_json::json!([["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]);
+        let joint = |key: &str, value: Value| {
+            let mut joint = serde_json::json!({"model": {"type": "Unigram", "vocab": vocab}});
+            joint[key] = value;
+            serde_json::json!({"files": {"tokenizer.json": joint}, "config": {}})
+        };
+        let rules = |charsmap| {
+            joint(
+                "normalizer",
+                serde_json::json!({"type": "Precompiled", "precompiled_charsmap": charsmap}),
+            )
+        };
+        let config = |config| serde_json::json!({"source": SOURCE, "config": config});
+        let list = |token| serde_json::json!({"added_tokens_decoder": {"0": token}});
+        assert!(opened(folder_of(&joint("normalizer", Value::Null)).path()).is_ok());
+        let refused = [
+            (serde_json::json!({"config": {}}), "spiece.model"),
+            (
+                joint("model", serde_json::json!({"type": "BPE"})),
+                "tokenizer.json: model type \"BPE\"",
+            ),
+            (
+                joint("model", serde_json::json!({"vocab": {}})),
+                "the vocabulary is no list",
+            ),
+            (
+                joint("model", serde_json::json!({"vocab": [["a"]]})),
+                "[\"a\"] is no piece",
+            ),
+            (
+                joint("model", serde_json::json!({"vocab": [["a", 0.0]]})),
+                "has 1 pieces",
+            ),
+            (
+                joint("padding", serde_json::json!({"direction": "Left"})),
+                "padding direction \"Left\"",
+            ),
+            (rules("AAA"), "no base64"),
+            (rules(""), "has 0 bytes"),
+            (rules("BAAAAA=="), "4 bytes, 0 are there"),
+            (
+                config(serde_json::json!({"tokenizer_class": "LlamaTokenizer"})),
+                "LlamaTokenizer",
+            ),
+            (
+                config(serde_json::json!({"padding_side": "left"})),
+                "padding_side",
+            ),
+            (
+                config(serde_json::json!({"pad_token": null})),
+                "there is no pad_token",
+            ),
+            (
+                config(serde_json::json!({"additional_special_tokens": "<a>"})),
+                "no list",
+            ),
+            (
+                config(serde_json::json!({"added_tokens_decoder": {"x": "<a>"}})),
+                "added_tokens_decoder",
+            ),
+            (
+                config(list(serde_json::json!({"content": "<a>", "single_word": true}))),
+                "single_word",
+            ),
+            (config(list(serde_json::json!({"special": true}))), "is no token"),
+        ];
+        for (case, problem) in refused {
+            let error = opened(folder_of(&case).path())
+                .expect_err("it cannot be used")
+                .to_string();
+            assert!(error.contains(problem), "{problem:?} is not in: {error}");
+        }
+    }
+
+    /// Whatever the bytes, the file is read or refused, and what is read can be used.
+    #[test]
+    fn damaged_files_do_no_harm() {
+        let spiece = fs::read(data().join(SOURCE).join(PIECES_FILE)).expect("it is there");
+        let text = "ﬁ é \u{301}Å 한국 ① ﷺ\u{200b}👩\u{200d}👩 \u{0}a</s>";
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = |below: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random % below as u64) as usize
+        };
+        let mut n_read = 0;
+        for round in 0..300 {
+            let mut bytes = spiece.clone();
+            // The ends of the file are where its structure is; the middle is the trie.
+            for _ in 0..=next(4) {
+                let at = if round % 2 == 0 {
+                    next(bytes.len())
+                } else {
+                    next(4000)
+                };
+                bytes[at] = next(256) as u8;
+            }
+            if round % 5 == 0 {
+                bytes.truncate(next(bytes.len()));
+            }
+            let Ok(model) = SentencePieceModel::parse(&bytes) else {
+                continue;
+            };
+            let pieces = model.pieces.iter();
+            let pieces = pieces.map(|piece| (piece.text.clone(), f64::from(piece.score)));
+            let unigram = Unigram::new(pieces.collect(), UNK);
+            if let (Ok(charsmap), Ok(unigram)) = (Charsmap::parse(&model.charsmap), unigram) {
+                n_read += 1;
+                unigram.encode(&charsmap.normalize(text), &mut Vec::new());
+            }
+        }
+        assert!(n_read > 20, "{n_read} of 300 were read");
+
+        let joint = fs::read(data().join(SOURCE).join(JOINT_FILE)).expect("it is there");
+        for _ in 0..300 {
+            let mut bytes = joint.clone();
+            for _ in 0..=next(3) {
+                let at = next(bytes.len());
+                bytes[at] = b"0123456789[]{}\",:eE-+. ntfx"[next(27)];
+            }
+            if let Ok(json) = serde_json::from_slice::<Value>(&bytes)
+                && let Ok(vocabulary) = read_joint(json)
+                && let Ok(unigram) = Unigram::new(vocabulary.pieces, UNK)
+            {
+                unigram.encode(text, &mut Vec::new());
+            }
+        }
+    }
+}
