@@ -17,7 +17,12 @@ use crate::{
     ExecutorEnd, Idle, Interrupter, LinkError, LinkSpec, RankSet, Received, SetupError, Waiting, WorkerEnd,
     socket::WorkerSocket, spec::RECORD_LIMIT_BYTES,
 };
-use denoised_os::{Deadline, memory_budget, signal::EndSignals, socket::Channel};
+use denoised_os::{
+    Deadline,
+    memory_budget::{self, Available, LimitedBy},
+    signal::EndSignals,
+    socket::Channel,
+};
 use denoised_ring::{
     ArenaBlock, ArenaError, ArenaHolder, ArenaOwner, ArenaRef, Board, Canceller, Doorbell, DoorbellWaiter,
     Reader, RingError, RingMemory, Wait, Writer,
@@ -69,14 +74,20 @@ struct RankMemory {
 }
 
 impl RingWorld {
-    /// Makes the memory, after comparing [`LinkSpec::total_bytes`] with what is left.
+    /// Makes the memory, after comparing [`LinkSpec::total_bytes`] with its limit and with what is left.
     ///
     /// # Errors
     /// [`SetupError::BadSpec`], [`SetupError::Memory`] with both numbers, or the kernel's refusal.
     pub fn create(spec: LinkSpec, world_size: u16) -> Result<Self, SetupError> {
         spec.check(world_size)?;
         let what = format!("shared memory of {world_size} worker(s)");
-        memory_budget::check(&what, spec.total_bytes(world_size))?;
+        let needed_bytes = spec.total_bytes(world_size);
+        let given = Available {
+            bytes: spec.memory_limit_bytes,
+            limited_by: LimitedBy::Setting("memory_limit_bytes"),
+        };
+        given.check(&what, needed_bytes)?;
+        memory_budget::check(&what, needed_bytes)?;
         let rank = |rank: u16| -> Result<RankMemory, SetupError> {
             let events = RingMemory::create("denoised events", spec.event_ring(), 1)?;
             let arena = ArenaOwner::create("denoised event arena", spec.event_arena(), 1 + u32::from(rank))?;

@@ -52,6 +52,9 @@ pub struct LinkSpec {
     pub spin: SpinPolicy,
     /// How long an event may wait for a full ring or arena before the worker takes the executor for hung and ends.
     pub event_send_limit_ms: u64,
+    /// Most shared memory that the world may take, for machines whose limit cannot be read from `/proc` or cgroups. A world that needs
+    /// more is refused before it takes any.
+    pub memory_limit_bytes: u64,
 }
 
 impl Default for LinkSpec {
@@ -64,6 +67,7 @@ impl Default for LinkSpec {
             inline_limit_bytes: 4 << 10,
             spin: SpinPolicy::Auto,
             event_send_limit_ms: 600_000,
+            memory_limit_bytes: u64::MAX,
         }
     }
 }

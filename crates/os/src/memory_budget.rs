@@ -15,6 +15,8 @@ pub enum LimitedBy {
     Machine,
     /// The memory limit of the cgroup with this folder.
     Cgroup(PathBuf),
+    /// A limit that whoever started this program set, by the name of the setting.
+    Setting(&'static str),
 }
 
 impl fmt::Display for LimitedBy {
@@ -22,6 +24,7 @@ impl fmt::Display for LimitedBy {
         match self {
             Self::Machine => f.write_str("the machine"),
             Self::Cgroup(folder) => write!(f, "the memory limit of cgroup {}", folder.display()),
+            Self::Setting(name) => write!(f, "the setting {name}"),
         }
     }
 }

@@ -1,4 +1,5 @@
 //! What every executor must do, whatever its workers are. Written against [`Executor`] and scripted workers alone.
+//! The beginning of a name (`c1`) is the id of a case that some system of this kind got wrong.
 //!
 //! ```text
 //! denoised_testkit::executor_conformance!(mine, |script| Box::new(MyExecutor::start(script.config())));
@@ -32,23 +33,23 @@ macro_rules! executor_conformance {
             requests_of_a_wave_end_once_in_order_and_then_the_wave,
             traces_and_latents_travel_whole,
             large_pictures_arguments_and_replies_travel_whole,
-            every_caller_gets_its_own_answer,
+            c1_every_caller_gets_its_own_answer,
             failing_ranks_are_named_and_the_others_listed,
-            old_answers_do_not_reach_new_calls,
-            late_answers_do_no_harm,
-            a_passed_deadline_is_refused_at_once,
+            c3_old_answers_do_not_reach_new_calls,
+            c5_late_answers_do_no_harm,
+            t5_a_passed_deadline_is_refused_at_once,
             an_unanswered_call_names_the_silent_ranks,
-            messages_over_the_limit_are_refused_and_the_path_goes_on,
+            l5_messages_over_the_limit_are_refused_and_the_path_goes_on,
             unknown_methods_and_ranks_are_refused,
             built_in_methods_answer,
-            cancelled_requests_end_soon_and_the_next_starts,
+            k1_cancelled_requests_end_soon_and_the_next_starts,
             a_cancel_may_overtake_its_wave,
             requests_end_at_their_deadline,
             failures_of_requests_have_one_shape_and_spare_the_world,
             forgotten_requests_are_failed,
-            concurrent_requests_are_answered_like_serial_ones,
+            c7_concurrent_requests_are_answered_like_serial_ones,
             calls_are_answered_beside_a_thread_that_waits_for_events,
-            unread_events_hold_the_worker_back_and_none_is_lost,
+            q9_unread_events_hold_the_worker_back_and_none_is_lost,
             wakes_are_not_lost,
             a_failing_rank_ends_the_world_and_every_request_once,
             a_panic_ends_the_world_with_its_text,
@@ -261,8 +262,8 @@ pub fn large_pictures_arguments_and_replies_travel_whole(start: &StartFn) {
     close(&*executor);
 }
 
-/// Fault case C1.
-pub fn every_caller_gets_its_own_answer(start: &StartFn) {
+/// See the name.
+pub fn c1_every_caller_gets_its_own_answer(start: &StartFn) {
     let executor = start(&Script::default());
     let executor = &*executor;
     std::thread::scope(|scope| {
@@ -301,8 +302,8 @@ pub fn failing_ranks_are_named_and_the_others_listed(start: &StartFn) {
     close(&*executor);
 }
 
-/// Fault case C3.
-pub fn old_answers_do_not_reach_new_calls(start: &StartFn) {
+/// See the name.
+pub fn c3_old_answers_do_not_reach_new_calls(start: &StartFn) {
     let executor = start(&Script::default());
     for round in 0..20 {
         executor
@@ -317,8 +318,8 @@ pub fn old_answers_do_not_reach_new_calls(start: &StartFn) {
     close(&*executor);
 }
 
-/// Fault case C5.
-pub fn late_answers_do_no_harm(start: &StartFn) {
+/// See the name.
+pub fn c5_late_answers_do_no_harm(start: &StartFn) {
     let executor = start(&Script::default());
     for _ in 0..50 {
         // A worker that comes to it later refuses it, or answers late.
@@ -336,8 +337,8 @@ pub fn late_answers_do_no_harm(start: &StartFn) {
     close(&*executor);
 }
 
-/// Fault case T5: there is no negative time left, but a moment may have passed.
-pub fn a_passed_deadline_is_refused_at_once(start: &StartFn) {
+/// There is no negative time left, but a moment may have passed.
+pub fn t5_a_passed_deadline_is_refused_at_once(start: &StartFn) {
     let executor = start(&Script::default());
     for past in [Duration::ZERO, Duration::from_secs(1)] {
         let deadline = Instant::now().checked_sub(past).unwrap_or_else(Instant::now);
@@ -376,8 +377,8 @@ pub fn an_unanswered_call_names_the_silent_ranks(start: &StartFn) {
     close(&*executor);
 }
 
-/// Fault case L5.
-pub fn messages_over_the_limit_are_refused_and_the_path_goes_on(start: &StartFn) {
+/// See the name.
+pub fn l5_messages_over_the_limit_are_refused_and_the_path_goes_on(start: &StartFn) {
     let executor = start(&Script::default());
     let args = vec![0; 256 << 20];
     let limit_bytes = match executor
@@ -460,8 +461,8 @@ pub fn built_in_methods_answer(start: &StartFn) {
     close(&*executor);
 }
 
-/// Fault cases K1 and K7.
-pub fn cancelled_requests_end_soon_and_the_next_starts(start: &StartFn) {
+/// See the name.
+pub fn k1_cancelled_requests_end_soon_and_the_next_starts(start: &StartFn) {
     let executor = start(&Script::with_steps_of(20));
     executor
         .dispatch(wave(1, &[0], &[(1, request(1, 50)), (2, request(2, 2))]), late())
@@ -595,8 +596,8 @@ pub fn forgotten_requests_are_failed(start: &StartFn) {
     close(&*executor);
 }
 
-/// Fault case C7.
-pub fn concurrent_requests_are_answered_like_serial_ones(start: &StartFn) {
+/// See the name.
+pub fn c7_concurrent_requests_are_answered_like_serial_ones(start: &StartFn) {
     let executor = start(&Script::with_steps_of(1));
     let n_ranks = executor.world().world_size;
     for n_waves in [2u64, 8] {
@@ -645,8 +646,8 @@ pub fn calls_are_answered_beside_a_thread_that_waits_for_events(start: &StartFn)
     close(executor);
 }
 
-/// Fault case Q9.
-pub fn unread_events_hold_the_worker_back_and_none_is_lost(start: &StartFn) {
+/// See the name.
+pub fn q9_unread_events_hold_the_worker_back_and_none_is_lost(start: &StartFn) {
     const N_STEPS: u32 = 1000;
     let executor = start(&Script {
         n_trace_values: 2000,
