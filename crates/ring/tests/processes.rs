@@ -87,7 +87,10 @@ fn child_main() {
         }
         // Makes a ring, fills it, hands it over and is gone.
         "create" => {
-            let memory = ring(1);
+            let spec = RingSpec {
+                capacity_bytes: CAPACITY_BYTES,
+            };
+            let memory = RingMemory::create("left by its creator", spec, 1).unwrap();
             let mut writer = memory.writer(None).unwrap();
             for record in 0..10u64 {
                 writer.write(&[&record.to_le_bytes()], soon()).unwrap();
@@ -239,31 +242,46 @@ fn a_late_process_sees_what_follows_its_admission() {
 }
 
 #[test]
-fn processes_may_leave_in_any_order() {
-    let memory = ring(2);
+fn m5_processes_may_leave_in_any_order() {
+    let memory = ring(3);
     let mut writer = memory.writer(None).unwrap();
-    let mut stays = Peer::start("read 0", &[memory.as_fd()]);
-    let mut leaves = Peer::start("leave 1", &[memory.as_fd()]);
+    let mut stay = [0, 1].map(|idx| Peer::start(&format!("read {idx}"), &[memory.as_fd()]));
+    let mut leaves = Peer::start("leave 2", &[memory.as_fd()]);
     writer.write(&[&0u64.to_le_bytes()], soon()).unwrap();
     assert_eq!(leaves.hear(), "left");
+    assert_eq!(leaves.end(), (Some(ExitStatus::Code(0)), String::new()));
+    // Many times what the ring holds.
     for record in 1..1_000u64 {
         writer.write(&[&record.to_le_bytes()], soon()).unwrap();
     }
     // The maker's memory goes with its last user, not before.
     drop(memory);
     writer.close();
-    assert_eq!(stays.hear(), "up");
-    assert_eq!(stays.hear(), "1000");
+    assert_eq!(stay.each_mut().map(Peer::hear), ["up", "up"]);
+    assert_eq!(stay.each_mut().map(Peer::hear), ["1000", "1000"]);
+    for peer in &mut stay {
+        assert_eq!(peer.end(), (Some(ExitStatus::Code(0)), String::new()));
+    }
 
-    let creator = Peer::start("create", &[]);
+    let mut creator = Peer::start("create", &[]);
     let received = creator.channel.receive(soon()).unwrap();
-    assert_eq!(creator.child.wait(soon()).unwrap(), Some(ExitStatus::Code(0)));
+    assert_eq!(creator.end(), (Some(ExitStatus::Code(0)), String::new()));
     let memory = RingMemory::attach(received.fds.into_iter().next().unwrap()).unwrap();
     let mut reader = memory.reader(0).unwrap();
     for record in 0..10u64 {
         assert_eq!(*reader.read(Wait::Sleep, soon()).unwrap(), record.to_le_bytes());
     }
     assert_eq!(reader.read(Wait::Sleep, soon()).unwrap_err(), RingError::Closed);
+    // With the last user it is gone: it has no name under which anybody could find it, or forget it.
+    let is_mapped = || {
+        std::fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .contains("left by its creator")
+    };
+    assert!(is_mapped());
+    drop(reader);
+    drop(memory);
+    assert!(!is_mapped());
 }
 
 #[test]

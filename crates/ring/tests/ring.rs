@@ -145,6 +145,102 @@ fn a_record_is_given_back_by_a_panic_too() {
 }
 
 #[test]
+fn q3_a_reader_that_cannot_decode_a_record_loses_that_one_and_holds_nobody_up() {
+    const CAPACITY_BYTES: usize = 4096;
+    let memory = ring(CAPACITY_BYTES, 2);
+    let mut writer = memory.writer(None).unwrap();
+    let decode = |bytes: &[u8]| -> u64 {
+        let bytes = bytes.try_into().expect("a number has eight bytes");
+        u64::from_le_bytes(bytes)
+    };
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|reader_idx| {
+                let mut reader = memory.reader(reader_idx).unwrap();
+                scope.spawn(move || {
+                    let mut numbers = Vec::new();
+                    loop {
+                        // As a worker's loop does it: what goes wrong with one message is caught, and the next is read.
+                        let decoded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                            let record = reader.read(Wait::Sleep, soon())?;
+                            Ok(match reader_idx {
+                                0 => record.len() as u64,
+                                _ => decode(&record),
+                            })
+                        }));
+                        match decoded {
+                            Ok(Ok(number)) => numbers.push(number),
+                            Ok(Err(RingError::Closed)) => return numbers,
+                            Ok(Err(error)) => panic!("{error}"),
+                            Err(_) => numbers.push(u64::MAX),
+                        }
+                    }
+                })
+            })
+            .collect();
+        writer.write(&[b"no number"], soon()).unwrap();
+        for number in 0..10 * CAPACITY_BYTES as u64 / 64 {
+            writer.write(&[&number.to_le_bytes()], soon()).unwrap();
+        }
+        writer.close();
+        let n_sent = 1 + 10 * CAPACITY_BYTES / 64;
+        let mut read = readers.into_iter().map(|reader| reader.join().unwrap());
+        let (of_0, of_1) = (read.next().unwrap(), read.next().unwrap());
+        assert_eq!((of_0.len(), of_1.len()), (n_sent, n_sent));
+        assert_eq!(of_1[0], u64::MAX, "reader 1 could not decode the first");
+        assert!(
+            of_1[1..].iter().all(|&bytes| bytes == 8),
+            "and got all that follow"
+        );
+    });
+}
+
+#[test]
+fn q5_a_ring_has_one_writer_and_what_its_sharers_send_arrives_once() {
+    const N_THREADS: u64 = 8;
+    const N_EACH: u64 = 10_000;
+    let memory = ring(65_536, 1);
+    let mut reader = memory.reader(0).unwrap();
+    // Each asks for the writer; one gets it.
+    let taken: Vec<_> = std::thread::scope(|scope| {
+        let askers: Vec<_> = (0..N_THREADS)
+            .map(|_| scope.spawn(|| memory.writer(None)))
+            .collect();
+        askers.into_iter().map(|asker| asker.join().unwrap()).collect()
+    });
+    let (got, refused): (Vec<_>, Vec<_>) = taken.into_iter().partition(Result::is_ok);
+    assert_eq!((got.len(), refused.len()), (1, 7));
+    assert!(
+        refused
+            .iter()
+            .all(|refusal| matches!(refusal, Err(AttachError::WriterTaken)))
+    );
+    // Writing takes `&mut self`, so that sharing it without a lock does not compile.
+    let writer = std::sync::Mutex::new(got.into_iter().next().unwrap().unwrap());
+    std::thread::scope(|scope| {
+        for thread in 0..N_THREADS {
+            let writer = &writer;
+            scope.spawn(move || {
+                for idx in 0..N_EACH {
+                    let mine = (thread << 32 | idx).to_le_bytes();
+                    writer.lock().unwrap().write(&[&mine], soon()).unwrap();
+                }
+            });
+        }
+        let mut next = [0; N_THREADS as usize];
+        for _ in 0..N_THREADS * N_EACH {
+            let record = reader.read(Wait::Sleep, soon()).unwrap();
+            let mine = u64::from_le_bytes((*record).try_into().unwrap());
+            let (thread, idx) = (mine >> 32, mine & 0xffff_ffff);
+            assert_eq!(next[thread as usize], idx, "in the order of its thread");
+            next[thread as usize] += 1;
+        }
+        assert_eq!(next, [N_EACH; N_THREADS as usize]);
+        assert!(reader.try_read().unwrap().is_none());
+    });
+}
+
+#[test]
 fn a_reader_that_leaves_is_not_waited_for() {
     let memory = ring(1024, 2);
     let mut writer = memory.writer(None).unwrap();

@@ -89,7 +89,7 @@ fn child_main() {
 }
 
 #[test]
-fn every_record_arrives_whole_at_every_reader() {
+fn q1_every_record_arrives_whole_at_every_reader() {
     let memory = RingMemory::create(
         "test",
         RingSpec {

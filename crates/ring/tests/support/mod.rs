@@ -1,7 +1,7 @@
 //! Other ends of a test as processes: this test program, started again to play a part.
 
 use denoised_os::Deadline;
-use denoised_os::child::{Child, Spawn, inherited_fd};
+use denoised_os::child::{Child, ExitStatus, Spawn, inherited_fd};
 use denoised_os::socket::Channel;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -34,6 +34,14 @@ impl Peer {
             .unwrap();
         ours.send(b"part", fds, soon()).unwrap();
         Self { child, channel: ours }
+    }
+
+    /// How it ended, and what it wrote to standard error.
+    #[allow(dead_code, reason = "not every test program asks")]
+    pub(crate) fn end(&mut self) -> (Option<ExitStatus>, String) {
+        let status = self.child.wait(soon()).unwrap();
+        let stderr = std::fs::File::from(self.child.take_stderr().unwrap());
+        (status, std::io::read_to_string(stderr).unwrap())
     }
 
     /// What it says next; a peer that fails says what it failed with.
