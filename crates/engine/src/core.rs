@@ -6,15 +6,23 @@
 //! R2. An executor is not believed: events about unknown, ended or waiting requests are counted and change nothing.
 //! R3. Every request ends by its deadline plus `cancel_grace`, every wave by `stuck_limit` after the last moment it had a reason to run.
 //! R4. Once failed, the policy and the executor are not asked for anything again.
+//! R5. A request's payload goes to the executor once, with the wave that it joins. In step mode the executor holds it until it reports
+//!     its end, over any number of waves; whom to give up, it is told by waves alone, so that all ranks of a replica agree.
+//!
+//! A wave that cannot be sent ends the requests that would have joined with it. In step mode the others go on: their state is in the
+//! workers, and a ring that is full now has room later, so the replica is tried again after a pause, until `stuck_limit` has passed.
 
-use crate::{RequestEvent, metrics::Stats};
+use crate::{RequestEvent, batch_key::batch_key, metrics::Stats};
 use denoised_executor::{ExecutorError, ExecutorEvent, Output};
 use denoised_scheduler::{
-    Action as PolicyAction, BatchKey, EndReason, Event as PolicyEvent, Millis, Policy, ReplicaIdx,
+    Action as PolicyAction, EndReason, Event as PolicyEvent, Millis, Policy, ReplicaIdx,
 };
-use denoised_types::{Failure, FailureCode, GenerateRequest, Rank, RequestId, WaveId};
+use denoised_types::{Failure, FailureCode, GenerateRequest, Mode, ModelInfo, Rank, RequestId, WaveId};
 use denoised_wire::{Member, Wave};
 use std::collections::BTreeMap;
+
+/// Pause before a replica in step mode is sent another wave after one that could not be sent.
+const RETRY_MS: u64 = 100;
 
 /// What happened.
 #[derive(Debug)]
@@ -51,7 +59,7 @@ pub(crate) enum Action {
     },
     /// Send a wave.
     Dispatch(Wave),
-    /// Ask the workers to stop computing these.
+    /// Request mode: ask the workers to stop computing these.
     Stop(Vec<RequestId>),
 }
 
@@ -60,6 +68,8 @@ pub(crate) enum Action {
 pub(crate) struct CoreOptions {
     /// Ranks of each replica.
     pub(crate) replicas: Vec<Vec<Rank>>,
+    /// What the workers loaded; its defaults decide which requests are alike.
+    pub(crate) model: Option<ModelInfo>,
     /// How long a running request's own end is awaited after its deadline.
     pub(crate) cancel_grace_ms: u64,
     /// How long a wave may go on once all its members were asked to stop or have ended.
@@ -73,8 +83,13 @@ pub(crate) struct CoreOptions {
 pub(crate) struct Core {
     options: CoreOptions,
     policy: Box<dyn Policy>,
+    mode: Mode,
     requests: BTreeMap<RequestId, Record>,
+    /// What the executor was given and has not reported as done, whether or not owners still wait.
+    held: BTreeMap<RequestId, Held>,
     waves: BTreeMap<WaveId, OpenWave>,
+    /// Replicas whose waves cannot be sent, since when.
+    unsent_since: BTreeMap<ReplicaIdx, Millis>,
     is_draining: bool,
     is_closed: bool,
     failure: Option<Failure>,
@@ -104,6 +119,7 @@ struct Running {
     is_cancelled: bool,
     /// Its deadline has come.
     is_expired: bool,
+    /// The workers, or in step mode the policy, were told to give it up.
     is_stop_asked: bool,
 }
 
@@ -117,14 +133,31 @@ impl Running {
     }
 }
 
-/// A wave the executor has and has not ended.
+/// A request inside the executor.
+#[derive(Debug)]
+struct Held {
+    replica: ReplicaIdx,
+    /// Names of the adapters that it is computed with.
+    adapters: Vec<String>,
+}
+
+/// A wave the executor has and has not ended. Whoever was reported as done is in none of its lists.
 #[derive(Debug)]
 struct OpenWave {
     replica: ReplicaIdx,
-    /// Members the executor has not reported as done, whether or not their owners still wait.
-    members: Vec<RequestId>,
+    joining: Vec<RequestId>,
+    continuing: Vec<RequestId>,
+    cancelled: Vec<RequestId>,
     /// When the world counts as stuck, once nothing justifies further work on this wave.
     due: Option<Millis>,
+    /// Step mode: the executor did not take it; when its replica may be tried again.
+    retry_at: Option<Millis>,
+}
+
+impl OpenWave {
+    fn lists(&mut self) -> [&mut Vec<RequestId>; 3] {
+        [&mut self.joining, &mut self.continuing, &mut self.cancelled]
+    }
 }
 
 impl Core {
@@ -132,9 +165,12 @@ impl Core {
         let n_replicas = options.replicas.len();
         let mut core = Self {
             options,
+            mode: policy.mode(),
             policy,
             requests: BTreeMap::new(),
+            held: BTreeMap::new(),
             waves: BTreeMap::new(),
+            unsent_since: BTreeMap::new(),
             is_draining: false,
             is_closed: false,
             failure: None,
@@ -166,9 +202,9 @@ impl Core {
                 request,
                 deadline,
             } => {
+                let key = batch_key(&request, self.options.model.as_ref(), self.mode);
                 let stage = Stage::New(request);
                 self.requests.insert(request_id, Record { deadline, stage });
-                let key = BatchKey::default();
                 let submit = PolicyEvent::Submit {
                     request_id,
                     deadline,
@@ -198,22 +234,18 @@ impl Core {
         if self.failure.is_some() {
             return None;
         }
-        let running = self
-            .waves
-            .values()
-            .flat_map(|wave| &wave.members)
-            .filter_map(|id| {
-                let record = self.requests.get(id)?;
-                let is_expired = matches!(&record.stage, Stage::Running(running) if running.is_expired);
-                Some(if is_expired {
-                    record.deadline.plus(self.options.cancel_grace_ms)
-                } else {
-                    record.deadline
-                })
-            });
-        let stuck = self.waves.values().filter_map(|wave| wave.due);
+        let running = self.held.keys().filter_map(|id| {
+            let record = self.requests.get(id)?;
+            let is_expired = matches!(&record.stage, Stage::Running(running) if running.is_expired);
+            Some(if is_expired {
+                record.deadline.plus(self.options.cancel_grace_ms)
+            } else {
+                record.deadline
+            })
+        });
+        let waves = self.waves.values().filter_map(|wave| wave.retry_at.or(wave.due));
         running
-            .chain(stuck)
+            .chain(waves)
             .chain(self.policy.next_tick())
             .min()
             .filter(|tick| *tick < Millis::NEVER)
@@ -226,7 +258,7 @@ impl Core {
 
     /// Whether nothing waits and nothing runs.
     pub(crate) fn is_idle(&self) -> bool {
-        self.requests.is_empty() && self.waves.is_empty()
+        self.requests.is_empty() && self.held.is_empty() && self.waves.is_empty()
     }
 
     /// Whether a request has not ended.
@@ -258,9 +290,9 @@ impl Core {
                     wave_id,
                     replica,
                     members,
-                    cancelled: _,
+                    cancelled,
                 } => {
-                    let wave = self.begin_wave(wave_id, replica, members);
+                    let wave = self.begin_wave(wave_id, replica, &members, cancelled);
                     actions.push(Action::Dispatch(wave));
                 }
                 PolicyAction::Stop { request_ids } => self.stop(&request_ids, actions),
@@ -287,50 +319,87 @@ impl Core {
         actions.push(Action::Notify { request_id, event });
     }
 
-    fn begin_wave(&mut self, wave_id: WaveId, replica: ReplicaIdx, request_ids: Vec<RequestId>) -> Wave {
-        let mut members = Vec::with_capacity(request_ids.len());
-        for &request_id in &request_ids {
-            let record = self
-                .requests
-                .remove(&request_id)
-                .expect("the policy dispatches only what waits");
-            let Stage::Queued(request) = record.stage else {
-                panic!("the policy dispatched request {request_id}, which does not wait");
-            };
-            let deadline_ns = record
-                .deadline
-                .0
-                .saturating_mul(1_000_000)
-                .saturating_add(self.options.origin_ns);
-            members.push(Member {
-                request_id,
-                request: *request,
-                latents: None,
-                deadline_ns,
-            });
-            let stage = Stage::Running(Running::default());
-            self.requests.insert(request_id, Record { stage, ..record });
+    fn begin_wave(
+        &mut self,
+        wave_id: WaveId,
+        replica: ReplicaIdx,
+        members: &[RequestId],
+        cancelled: Vec<RequestId>,
+    ) -> Wave {
+        let (mut joining, mut continuing, mut adapters) = (Vec::new(), Vec::new(), Vec::<String>::new());
+        for &request_id in members {
+            if let Some(held) = self.held.get(&request_id) {
+                let is_here = held.replica == replica && self.mode == Mode::Step;
+                assert!(is_here, "the policy dispatched request {request_id}, which runs");
+                continuing.push(request_id);
+            } else {
+                joining.push(self.join(request_id, replica));
+            }
+            for adapter in &self.held[&request_id].adapters {
+                if !adapters.contains(adapter) {
+                    adapters.push(adapter.clone());
+                }
+            }
+        }
+        for request_id in &cancelled {
+            let held = self.held.get(request_id);
+            let is_here = held.is_some_and(|held| held.replica == replica);
+            assert!(
+                is_here,
+                "the policy gave up request {request_id}, which does not run there"
+            );
         }
         let ranks = self.options.replicas.get(usize::from(replica.0));
         let ranks = ranks
             .expect("the policy dispatches only to replicas that are up")
             .clone();
-        self.waves.insert(
-            wave_id,
-            OpenWave {
-                replica,
-                members: request_ids,
-                due: None,
-            },
-        );
+        let open = OpenWave {
+            replica,
+            joining: joining.iter().map(|member| member.request_id).collect(),
+            continuing: continuing.clone(),
+            cancelled: cancelled.clone(),
+            due: None,
+            retry_at: None,
+        };
+        self.waves.insert(wave_id, open);
         Wave {
             wave_id,
-            mode: self.policy.mode(),
+            mode: self.mode,
             ranks,
-            joining: members,
-            continuing: Vec::new(),
-            cancelled: Vec::new(),
-            adapters: Vec::new(),
+            joining,
+            continuing,
+            cancelled,
+            adapters,
+        }
+    }
+
+    /// Hands a waiting request to the executor.
+    fn join(&mut self, request_id: RequestId, replica: ReplicaIdx) -> Member {
+        let record = self
+            .requests
+            .remove(&request_id)
+            .expect("the policy dispatches only what waits");
+        let Stage::Queued(request) = record.stage else {
+            panic!("the policy dispatched request {request_id}, which does not wait");
+        };
+        let names = request.adapters.iter().map(|adapter| adapter.name.clone());
+        let held = Held {
+            replica,
+            adapters: names.collect(),
+        };
+        self.held.insert(request_id, held);
+        let stage = Stage::Running(Running::default());
+        self.requests.insert(request_id, Record { stage, ..record });
+        let deadline = record.deadline.0.saturating_mul(1_000_000);
+        Member {
+            request_id,
+            request: *request,
+            latents: None,
+            deadline_ns: match self.mode {
+                Mode::Request => deadline.saturating_add(self.options.origin_ns),
+                // Ranks that looked at the clock themselves could disagree on the step at which to stop.
+                Mode::Step => 0,
+            },
         }
     }
 
@@ -370,9 +439,14 @@ impl Core {
         {
             running.is_cancelled = true;
         }
+        if self.mode == Mode::Step {
+            self.stop(&[request_id], actions);
+        }
         self.tell(now, PolicyEvent::Cancel { request_id }, actions);
     }
 
+    /// Notes that nobody wants these to go on. In request mode the workers are told so by an action; in step mode by the wave that the
+    /// policy forms next.
     fn stop(&mut self, request_ids: &[RequestId], actions: &mut Vec<Action>) {
         let mut stopped = Vec::new();
         for &request_id in request_ids {
@@ -386,7 +460,7 @@ impl Core {
                 stopped.push(request_id);
             }
         }
-        if !stopped.is_empty() {
+        if !stopped.is_empty() && self.mode == Mode::Request {
             actions.push(Action::Stop(stopped));
         }
     }
@@ -417,7 +491,7 @@ impl Core {
             ExecutorEvent::RequestDone { request_id, outcome } => {
                 self.request_done(now, request_id, outcome, actions);
             }
-            ExecutorEvent::WaveDone { wave_id } => self.wave_done(now, wave_id, None, actions),
+            ExecutorEvent::WaveDone { wave_id } => self.wave_done(now, wave_id, actions),
             ExecutorEvent::WorldFailed(failure) => self.fail(failure, actions),
         }
     }
@@ -429,16 +503,20 @@ impl Core {
         }
     }
 
-    /// Counts an event that makes no sense, unless it is merely late: its request was given up and its wave still runs.
+    /// Counts an event that makes no sense, unless it is merely late: its request was given up and the executor still holds it.
     fn stray(&mut self, request_id: RequestId) {
-        let is_late = !self.is_open(request_id) && self.wave_of(request_id).is_some();
+        let is_late = !self.is_open(request_id) && self.held.contains_key(&request_id);
         self.stats.n_stray += u64::from(!is_late);
     }
 
-    fn wave_of(&mut self, request_id: RequestId) -> Option<&mut OpenWave> {
-        self.waves
-            .values_mut()
-            .find(|wave| wave.members.contains(&request_id))
+    /// Notes that the executor has done with a request. Returns whether it had it.
+    fn release(&mut self, request_id: RequestId) -> bool {
+        let is_held = self.held.remove(&request_id).is_some();
+        if is_held {
+            let lists = self.waves.values_mut().flat_map(OpenWave::lists);
+            lists.for_each(|list| list.retain(|member| *member != request_id));
+        }
+        is_held
     }
 
     fn request_done(
@@ -448,11 +526,10 @@ impl Core {
         outcome: Result<Output, Failure>,
         actions: &mut Vec<Action>,
     ) {
-        let Some(wave) = self.wave_of(request_id) else {
+        if !self.release(request_id) {
             self.stats.n_stray += 1;
             return;
-        };
-        wave.members.retain(|member| *member != request_id);
+        }
         let outcome = match (outcome, self.running(request_id)) {
             (outcome, None) => {
                 self.stats.n_late += 1;
@@ -474,28 +551,37 @@ impl Core {
         self.tell(now, PolicyEvent::MemberDone { request_id }, actions);
     }
 
-    /// Ends a wave; members without a result get `failure`, or are told that the executor forgot them.
-    fn wave_done(
-        &mut self,
-        now: Millis,
-        wave_id: WaveId,
-        failure: Option<&Failure>,
-        actions: &mut Vec<Action>,
-    ) {
-        let Some(wave) = self.waves.remove(&wave_id) else {
+    /// The executor ended a wave. Whoever had to end in it and was not reported as done is told that the executor forgot it.
+    fn wave_done(&mut self, now: Millis, wave_id: WaveId, actions: &mut Vec<Action>) {
+        let is_sent = |wave: &OpenWave| wave.retry_at.is_none();
+        let Some(wave) = self.waves.get(&wave_id).filter(|wave| is_sent(wave)) else {
             self.stats.n_stray += 1;
             return;
         };
-        for request_id in wave.members {
-            let failure = failure.cloned().unwrap_or_else(|| {
-                self.stats.n_stray += 1;
-                let message =
-                    format!("the executor ended wave {wave_id} without a result of request {request_id}");
-                Failure::new(FailureCode::Internal, message)
-            });
-            self.end(request_id, Err(failure), actions);
-            self.tell(now, PolicyEvent::MemberDone { request_id }, actions);
+        self.unsent_since.remove(&wave.replica);
+        let forgotten = match self.mode {
+            Mode::Request => wave.joining.clone(),
+            Mode::Step => wave.cancelled.clone(),
+        };
+        for request_id in forgotten {
+            self.stats.n_stray += 1;
+            let message =
+                format!("the executor ended wave {wave_id} without a result of request {request_id}");
+            let failure = Failure::new(FailureCode::Internal, message);
+            self.give_back(now, request_id, failure, actions);
         }
+        self.end_wave(now, wave_id, actions);
+    }
+
+    /// Ends a request that the executor had, or was to have, and will not report.
+    fn give_back(&mut self, now: Millis, request_id: RequestId, failure: Failure, actions: &mut Vec<Action>) {
+        self.release(request_id);
+        self.end(request_id, Err(failure), actions);
+        self.tell(now, PolicyEvent::MemberDone { request_id }, actions);
+    }
+
+    fn end_wave(&mut self, now: Millis, wave_id: WaveId, actions: &mut Vec<Action>) {
+        self.waves.remove(&wave_id);
         self.tell(now, PolicyEvent::WaveDone { wave_id }, actions);
     }
 
@@ -506,12 +592,45 @@ impl Core {
         error: ExecutorError,
         actions: &mut Vec<Action>,
     ) {
+        let Some(wave) = self.waves.get(&wave_id) else {
+            self.stats.n_stray += 1;
+            return;
+        };
+        let (replica, joining) = (wave.replica, wave.joining.clone());
+        let n_others = wave.continuing.len() + wave.cancelled.len();
         let is_world_dead = matches!(error, ExecutorError::Failed(_) | ExecutorError::Closed);
+        let is_too_large = matches!(error, ExecutorError::TooLarge { .. });
         let failure = Failure::from(error);
         if is_world_dead {
-            self.fail(failure, actions);
-        } else {
-            self.wave_done(now, wave_id, Some(&failure), actions);
+            return self.fail(failure, actions);
+        }
+        for &request_id in &joining {
+            self.give_back(now, request_id, failure.clone(), actions);
+        }
+        if n_others == 0 || (is_too_large && !joining.is_empty()) {
+            // What was in the way is gone.
+            return self.end_wave(now, wave_id, actions);
+        }
+        let since = *self.unsent_since.entry(replica).or_insert(now);
+        let limit_ms = self.options.stuck_limit_ms;
+        if is_too_large || now >= since.plus(limit_ms) {
+            let message = format!(
+                "replica {replica} cannot be sent the next step of the {n_others} requests that it has begun, \
+                 tried for {} ms: {failure}",
+                now.0 - since.0
+            );
+            let rank = self.options.replicas[usize::from(replica.0)].first().copied();
+            let code = FailureCode::WorkerLost;
+            return self.fail(
+                Failure {
+                    rank,
+                    ..Failure::new(code, message)
+                },
+                actions,
+            );
+        }
+        if let Some(wave) = self.waves.get_mut(&wave_id) {
+            wave.retry_at = Some(now.plus(RETRY_MS.min(limit_ms)));
         }
     }
 
@@ -533,6 +652,7 @@ impl Core {
     /// Ends every request with the cause. Does not ask the policy: it may be what failed.
     fn fail(&mut self, failure: Failure, actions: &mut Vec<Action>) {
         self.waves.clear();
+        self.held.clear();
         while let Some((&request_id, _)) = self.requests.first_key_value() {
             self.end(request_id, Err(failure.clone()), actions);
         }
@@ -555,42 +675,17 @@ impl Core {
         actions.push(Action::Notify { request_id, event });
     }
 
-    /// Deadlines of what runs, and waves that do not end.
+    /// Deadlines of what runs, waves that do not end, and waves that are to be tried again.
     fn enforce_limits(&mut self, now: Millis, actions: &mut Vec<Action>) {
-        let running: Vec<RequestId> = self
-            .waves
-            .values()
-            .flat_map(|wave| &wave.members)
-            .copied()
-            .collect();
-        for request_id in running {
-            let Some(Record {
-                deadline,
-                stage: Stage::Running(running),
-            }) = self.requests.get_mut(&request_id)
-            else {
-                continue;
-            };
-            if now < *deadline {
-                continue;
-            }
-            running.is_expired = true;
-            let grace_ms = self.options.cancel_grace_ms;
-            let gave_up = (now >= deadline.plus(grace_ms)).then(|| {
-                let progress = running.progress();
-                if running.is_cancelled {
-                    let message = format!("cancelled {progress}; the worker had not stopped at the deadline");
-                    Failure::new(FailureCode::Cancelled, message)
-                } else {
-                    let message =
-                        format!("the deadline passed {progress}; no result came in {grace_ms} ms more");
-                    Failure::new(FailureCode::DeadlineExceeded, message)
-                }
-            });
-            self.stop(&[request_id], actions);
-            if let Some(failure) = gave_up {
-                self.end(request_id, Err(failure), actions);
-            }
+        let held: Vec<RequestId> = self.held.keys().copied().collect();
+        for request_id in held {
+            self.enforce_deadline(now, request_id, actions);
+        }
+        let is_ripe = |(_, wave): &(&WaveId, &OpenWave)| wave.retry_at.is_some_and(|at| at <= now);
+        let ripe: Vec<WaveId> = self.waves.iter().filter(is_ripe).map(|(id, _)| *id).collect();
+        for wave_id in ripe {
+            // The policy forms the next one from who is left.
+            self.end_wave(now, wave_id, actions);
         }
         let mut stuck = None;
         for (wave_id, wave) in &mut self.waves {
@@ -598,10 +693,11 @@ impl Core {
                 Some(Stage::Running(running)) => !running.is_stop_asked,
                 Some(Stage::New(_) | Stage::Queued(_)) | None => false,
             };
-            if wave.due.is_none() && !wave.members.iter().any(is_wanted) {
+            let mut computed = wave.joining.iter().chain(&wave.continuing);
+            if wave.due.is_none() && !computed.any(is_wanted) {
                 wave.due = Some(now.plus(self.options.stuck_limit_ms));
             }
-            if wave.due.is_some_and(|due| due <= now) {
+            if wave.retry_at.is_none() && wave.due.is_some_and(|due| due <= now) {
                 stuck = Some((*wave_id, wave.replica));
             }
         }
@@ -612,6 +708,39 @@ impl Core {
             let failure = Failure::new(FailureCode::WorkerLost, message);
             let rank = self.options.replicas[usize::from(replica.0)].first().copied();
             self.fail(Failure { rank, ..failure }, actions);
+        }
+    }
+
+    fn enforce_deadline(&mut self, now: Millis, request_id: RequestId, actions: &mut Vec<Action>) {
+        let Some(Record {
+            deadline,
+            stage: Stage::Running(running),
+        }) = self.requests.get_mut(&request_id)
+        else {
+            return;
+        };
+        if now < *deadline {
+            return;
+        }
+        running.is_expired = true;
+        let grace_ms = self.options.cancel_grace_ms;
+        let gave_up = (now >= deadline.plus(grace_ms)).then(|| {
+            let progress = running.progress();
+            if running.is_cancelled {
+                let message = format!("cancelled {progress}; the worker had not stopped at the deadline");
+                Failure::new(FailureCode::Cancelled, message)
+            } else {
+                let message = format!("the deadline passed {progress}; no result came in {grace_ms} ms more");
+                Failure::new(FailureCode::DeadlineExceeded, message)
+            }
+        });
+        let is_news = !running.is_stop_asked;
+        self.stop(&[request_id], actions);
+        if is_news && self.mode == Mode::Step {
+            self.tell(now, PolicyEvent::Cancel { request_id }, actions);
+        }
+        if let Some(failure) = gave_up {
+            self.end(request_id, Err(failure), actions);
         }
     }
 }

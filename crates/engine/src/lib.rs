@@ -9,6 +9,9 @@
 //! R3. A dead world refuses fast, with its first cause.
 //! R4. Dropping a [`RequestHandle`] cancels; dropping the last [`EngineHandle`] closes.
 //!
+//! How requests run is the policy's choice: [`RequestPolicy`] gives a worker whole generations, one or several of a kind at a time;
+//! [`StepPolicy`] one step of everything it has begun, so that requests join and leave at any step. [`policy`] picks by name of mode.
+//!
 //! # Example
 //!
 //! `FakeExecutor` stands for the executor: it paints without workers. With real ones, only its line changes.
@@ -45,6 +48,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod batch_key;
 mod core;
 mod mailbox;
 mod metrics;
@@ -55,8 +59,10 @@ mod validate;
 #[cfg(test)]
 mod simulation;
 
-pub use denoised_executor::{Executor, Health, Output, ShutdownReport, WorldInfo};
-pub use denoised_scheduler::{Policy, RequestPolicy};
+pub use denoised_executor::{
+    Executor, ExecutorError, Health, MethodCall, Output, RankReply, Ranks, ShutdownReport, WorldInfo,
+};
+pub use denoised_scheduler::{Policy, RequestPolicy, StepPolicy, policy};
 pub use metrics::Stats;
 pub use request::{RequestEvent, RequestHandle};
 
@@ -75,8 +81,9 @@ pub struct EngineOptions {
     pub default_deadline: Duration,
     /// How long a running request's own end is awaited after its deadline, before it fails without.
     pub cancel_grace: Duration,
-    /// How long a worker may go on after everything it computes was told to stop; then the world counts as failed and is
-    /// ended. Must exceed the longest single denoiser step or decode, for workers heed a stop between steps.
+    /// How long a worker may go on after everything it computes was told to stop, and how long a replica that has begun requests may
+    /// take no further message; then the world counts as failed and is ended. Must exceed the longest single denoiser step or decode,
+    /// for workers heed a stop between steps.
     pub stuck_limit: Duration,
     /// How long the executor may take to accept one message.
     pub dispatch_limit: Duration,
@@ -172,6 +179,19 @@ impl EngineHandle {
     /// Asks every worker for a sign of life and waits up to `limit`. After a failure or close it says so at once.
     pub fn health(&self, limit: Duration) -> Health {
         self.owner.shared.health(limit)
+    }
+
+    /// Runs a method of the workers beside whatever runs, and waits for it; see [`Executor::call`].
+    ///
+    /// # Errors
+    /// As [`Executor::call`]; [`ExecutorError::Failed`] and [`ExecutorError::Closed`] also for the engine itself.
+    pub fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError> {
+        self.owner.shared.call(call)
+    }
+
+    /// The executor, for what the engine does not pass on. Waves, events and the shutdown stay the engine's to drive.
+    pub fn executor(&self) -> &Arc<dyn Executor> {
+        self.owner.shared.executor()
     }
 
     /// Counters and present numbers.

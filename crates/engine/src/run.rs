@@ -13,7 +13,7 @@ use crate::{
     mailbox::Mailbox,
     validate::validate,
 };
-use denoised_executor::{Executor, ExecutorError, Health, ShutdownReport, WorldInfo};
+use denoised_executor::{Executor, ExecutorError, Health, MethodCall, RankReply, ShutdownReport, WorldInfo};
 use denoised_scheduler::{Millis, Policy};
 use denoised_types::{Failure, FailureCode, GenerateRequest, Rank, RequestId};
 use denoised_wire::Wave;
@@ -156,6 +156,7 @@ impl Shared {
         let (origin, origin_ns) = (Instant::now(), denoised_os::now_ns());
         let core = CoreOptions {
             replicas: world.replicas.clone(),
+            model: world.model.clone(),
             cancel_grace_ms: millis(options.cancel_grace),
             stuck_limit_ms: millis(options.stuck_limit),
             origin_ns,
@@ -246,6 +247,22 @@ impl Shared {
 
     pub(crate) fn stats(&self) -> Stats {
         self.lock().core.stats()
+    }
+
+    pub(crate) fn executor(&self) -> &Arc<dyn Executor> {
+        &self.executor
+    }
+
+    /// Runs a worker method, unless the engine knows already that nobody would.
+    pub(crate) fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError> {
+        let state = self.lock();
+        let (failure, is_closed) = (state.core.failure().cloned(), state.report.is_some());
+        drop(state);
+        match (failure, is_closed) {
+            (Some(failure), _) => Err(ExecutorError::Failed(failure)),
+            (None, true) => Err(ExecutorError::Closed),
+            (None, false) => self.executor.call(call),
+        }
     }
 
     /// The executor's health, or why there is none.
@@ -529,8 +546,9 @@ fn carry_out_orders(shared: &Shared, limit: Duration) -> bool {
         match order {
             Order::Dispatch(wave) => {
                 let wave_id = wave.wave_id;
-                // Sending is part of the time that the requests have.
-                let deadline_ns = wave.joining.iter().map(|member| member.deadline_ns).max();
+                // Sending is part of the time that the requests have; 0 stands for none.
+                let deadlines = wave.joining.iter().map(|member| member.deadline_ns);
+                let deadline_ns = deadlines.max().filter(|at_ns| *at_ns > 0);
                 let deadline = deadline_ns.and_then(|at_ns| shared.clock.host_instant(at_ns));
                 let until = deadline.map_or(until, |deadline| deadline.min(until));
                 if let Err(error) = shared.executor.dispatch(wave, until) {

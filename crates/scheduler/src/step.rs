@@ -15,7 +15,7 @@
 
 use crate::{
     Action, BatchKey, Event, Load, Millis, Policy,
-    replicas::{Replica, Replicas, Resident},
+    replicas::{Replicas, Resident},
     waiting::{NewRequest, Queued, Waiting},
 };
 use denoised_types::Mode;
@@ -41,10 +41,6 @@ impl StepPolicy {
         }
     }
 
-    fn has_place(&self, replica: &Replica) -> bool {
-        replica.n_wanted() < self.max_batch.get()
-    }
-
     /// Who joins the next wave of a replica; see the module's head.
     fn take_joining(&mut self, residents: &[Resident]) -> Vec<Resident> {
         let wanted = residents.iter().filter(|resident| !resident.is_cancelled);
@@ -67,8 +63,8 @@ impl StepPolicy {
 
     fn dispatch(&mut self, actions: &mut Vec<Action>) {
         while let Some(replica_idx) = self.replicas.freest(|replica| {
-            let joins = !self.waiting.is_empty() && self.has_place(replica);
-            joins || !replica.residents.is_empty()
+            // A replica that has begun nothing has a place.
+            !replica.residents.is_empty() || !self.waiting.is_empty()
         }) {
             let residents = self.replicas.get(replica_idx).residents.clone();
             let joining = self.take_joining(&residents);
@@ -98,7 +94,7 @@ impl Policy for StepPolicy {
                 key,
             } => {
                 if !self.waiting.contains(request_id) && !self.replicas.contains(request_id) {
-                    let has_place = self.replicas.freest(|replica| self.has_place(replica)).is_some();
+                    let has_place = self.replicas.freest(|_| true).is_some();
                     let request = NewRequest {
                         request_id,
                         deadline,
