@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use denoised_types::ExitCode;
-use denoised_worker::PipelineStart;
+use denoised_worker::Registry;
 use std::io::Write;
 
 const PURPOSE: &str = "\
@@ -13,7 +13,7 @@ program that starts it and computes what that program sends. To make a picture, 
 
 fn main() -> std::process::ExitCode {
     let code = if denoised_worker::is_worker_invocation() {
-        denoised_worker::run(&mut PipelineStart)
+        denoised_worker::run(Registry::pipeline())
     } else {
         // Nobody may be left to read it.
         let _ = writeln!(std::io::stderr(), "{PURPOSE}");

@@ -10,7 +10,7 @@ use denoised_executor::bench as executor;
 use denoised_executor::{Executor, MpExecutor, MpOptions, WorkerProgram};
 use denoised_ring::bench::{self as ring, Times};
 use denoised_types::{Failure, FailureCode, GenerateRequest, Rank, WorkerConfig};
-use denoised_worker::{Program, Start, StartContext, Started, WaveMember, WaveSink};
+use denoised_worker::{Program, Registry, Start, StartContext, Started, StepWave, WaveMember, WaveSink};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -278,8 +278,12 @@ pub(crate) fn is_bench_worker() -> bool {
 }
 
 /// A worker that answers calls and computes nothing.
+pub(crate) fn worker() -> Registry {
+    denoised_worker::bench::register(Registry::new(NoModel)).expect("no other method has this name")
+}
+
 #[derive(Debug)]
-pub(crate) struct NoModel;
+struct NoModel;
 
 impl Start for NoModel {
     fn start(&mut self, context: &mut dyn StartContext) -> Result<(Box<dyn Program>, Started), Failure> {
@@ -299,8 +303,8 @@ impl Program for NoModel {
         Ok(())
     }
 
-    fn call(&mut self, _method: &str, _args: &[u8]) -> Option<Result<Vec<u8>, Failure>> {
-        None
+    fn run_step(&mut self, wave: StepWave, sink: &mut dyn WaveSink) -> Result<(), Failure> {
+        self.run_wave(wave.joining, sink)
     }
 }
 

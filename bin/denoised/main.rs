@@ -31,7 +31,7 @@ mod error;
 use args::{Cli, Command};
 use clap::Parser;
 use denoised_types::ExitCode;
-use denoised_worker::PipelineStart;
+use denoised_worker::Registry;
 use error::Error;
 use output::{say, write_stdout};
 
@@ -40,9 +40,9 @@ fn main() -> std::process::ExitCode {
     let code = if denoised_worker::is_worker_invocation() {
         logs::start(0);
         if bench::is_bench_worker() {
-            denoised_worker::run(&mut bench::NoModel)
+            denoised_worker::run(bench::worker())
         } else {
-            denoised_worker::run(&mut PipelineStart)
+            denoised_worker::run(Registry::pipeline())
         }
     } else if bench::is_other_end() {
         ended(bench::other_end(), false)

@@ -6,7 +6,7 @@ use crate::logs;
 use crate::progress::Progress;
 use denoised_executor::{Executor, MpExecutor, MpOptions, UniExecutor, UniOptions, WorkerProgram};
 use denoised_types::WorkerConfig;
-use denoised_worker::PipelineStart;
+use denoised_worker::Registry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(crate) fn start(args: &WorldArgs, model: &Path, progress: &Progress) -> Resu
         "uni" => {
             let serve = Box::new(|end| {
                 // How it ended is known to the executor.
-                let _ = denoised_worker::serve(end, &mut PipelineStart);
+                let _ = denoised_worker::serve(end, Registry::pipeline());
             });
             Arc::new(UniExecutor::start(UniOptions::new(config), serve, &mut on_phase)?)
         }

@@ -7,11 +7,11 @@ use denoised_executor::{
     bench::{Plan, run},
 };
 use denoised_ring::bench::{CHILD_ARG, Launcher, child_main};
-use denoised_testkit::script::{Script, ScriptedStart};
+use denoised_testkit::script::{Script, scripted_registry};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     if denoised_worker::is_worker_invocation() {
-        denoised_worker::run(&mut ScriptedStart);
+        denoised_worker::run(scripted_registry());
         return Ok(());
     }
     if std::env::args().nth(1).as_deref() == Some(CHILD_ARG) {

@@ -83,7 +83,7 @@ impl From<RegistryError> for Failure {
 /// # use denoised_executor::MpOptions;
 /// # use denoised_types::WorkerConfig;
 /// # let config = WorkerConfig { model: "m".into(), device: "cpu".into(), dtype: "f32".into(), n_threads: None, warm_up: false };
-/// // In a program with a pipeline: `|end| { denoised_worker::serve(end, &mut PipelineStart); }`.
+/// // In a program with a pipeline: `|end| { denoised_worker::serve(end, Registry::pipeline()); }`.
 /// let registry = ExecutorRegistry::new(|end| drop(end));
 /// assert_eq!(registry.names(), ["mp", "uni"]);
 /// let error = registry.start(&"gpu farm".into(), MpOptions::new(1, config), &mut |_, _| {}).unwrap_err();

@@ -3,7 +3,7 @@
 use denoised_executor::{Executor, LinkSpec, MpExecutor, SpinPolicy, UniExecutor, UniOptions};
 use denoised_testkit::{
     process::{be_a_scripted_worker, options, small_link},
-    script::{Script, ScriptedStart},
+    script::{Script, scripted_registry},
 };
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn uni(script: &Script) -> Box<dyn Executor> {
         ..UniOptions::new(script.config())
     };
     let serve = Box::new(|end| {
-        denoised_worker::serve(end, &mut ScriptedStart);
+        denoised_worker::serve(end, scripted_registry());
     });
     Box::new(UniExecutor::start(options, serve, &mut |_, _| {}).unwrap())
 }

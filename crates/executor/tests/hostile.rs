@@ -8,7 +8,7 @@ use denoised_link::{INHERITED_NAME, WorkerEnd, attach};
 use denoised_os::{Deadline, child::inherited_fd, socket::Channel};
 use denoised_testkit::{
     process::{be_a_scripted_worker, eventually, is_running, is_worker, kill, options},
-    script::{At, Script, ScriptedStart, What, request, wave},
+    script::{At, Script, What, request, scripted_registry, wave},
     watchdog::Watchdog,
 };
 use denoised_types::{
@@ -197,7 +197,7 @@ fn lie(role: &str) {
     let socket = Channel::from_fd(inherited_fd(INHERITED_NAME).unwrap()).unwrap();
     let end = attach(socket, None).unwrap();
     if end.hello.rank.0 + 1 < end.hello.world_size {
-        let _ = denoised_worker::serve(end, &mut ScriptedStart);
+        let _ = denoised_worker::serve(end, scripted_registry());
         leave(0);
     }
     match role {

@@ -5,7 +5,7 @@ use denoised_executor::{
 };
 use denoised_testkit::{
     process::{be_a_scripted_worker, options, small_link},
-    script::{Script, ScriptedStart, picture, request, wave},
+    script::{Script, picture, request, scripted_registry, wave},
     watchdog::Watchdog,
 };
 use denoised_types::{Capture, Failure, FailureCode, GenerateRequest, Generated, NamedTensor};
@@ -29,7 +29,7 @@ fn worlds(link: LinkSpec, limits: Limits, script: &Script) -> [Box<dyn Executor>
     (uni.link, uni.limits) = (link, limits);
     let serve = Box::new(|end| {
         // How it ended is known to the executor.
-        let _ = denoised_worker::serve(end, &mut ScriptedStart);
+        let _ = denoised_worker::serve(end, scripted_registry());
     });
     [
         Box::new(MpExecutor::start(mp, &mut |_, _| {}).unwrap()),

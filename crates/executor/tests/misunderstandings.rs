@@ -5,7 +5,7 @@ use denoised_link::{ControlInput, Received, Waiting, WorkerEnd, local_link};
 use denoised_os::Deadline;
 use denoised_testkit::{
     process::small_link,
-    script::{Script, ScriptedStart},
+    script::{Script, scripted_registry},
     watchdog::Watchdog,
 };
 use denoised_types::{FailureCode, Rank};
@@ -38,7 +38,7 @@ fn relay(spec: LinkSpec, outer: WorkerEnd) {
     let is_over = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            denoised_worker::serve(worker, &mut ScriptedStart);
+            denoised_worker::serve(worker, scripted_registry());
             is_over.store(true, Ordering::SeqCst);
         });
         scope.spawn(move || {

@@ -10,7 +10,7 @@
 //! ```
 //! and starts worlds with [`options`], which runs the program with that test alone.
 
-use crate::script::{Script, ScriptedStart};
+use crate::script::{Script, scripted_registry};
 use denoised_executor::{LinkSpec, MpOptions, StderrSink, WorkerProgram};
 use denoised_os::{
     Deadline,
@@ -34,7 +34,7 @@ pub fn is_worker() -> bool {
 /// In a process that an executor started: serves as a scripted worker and exits. Elsewhere: returns at once.
 pub fn be_a_scripted_worker() {
     if is_worker() {
-        let code = denoised_worker::run(&mut ScriptedStart);
+        let code = denoised_worker::run(scripted_registry());
         #[expect(
             clippy::exit,
             reason = "the exit code of a worker is its own, not the test harness's"

@@ -2,26 +2,31 @@
 //!
 //! The script travels as text in [`WorkerConfig::model`], so the same one runs in a process and on a thread.
 
+mod device;
+mod meeting;
+mod methods;
+mod program;
+
+pub use device::{BASE_BYTES, REQUEST_BYTES, device_bytes};
+pub use methods::scripted_registry;
+
 use denoised_types::{
-    Capture, Failure, FailureCode, Generated, Image, NamedTensor, PhaseTimes, Rank, RequestId, Resolved,
-    WorkerConfig,
+    Adapter, Failure, FailureCode, GenerateRequest, Image, Mode, Rank, RequestId, WaveId, WorkerConfig,
 };
-use denoised_wire::StartPhase;
-use denoised_worker::{Program, Start, StartContext, Started, WaveMember, WaveSink};
+use denoised_wire::{Member, StartPhase, Wave};
+use denoised_worker::{Program, Start, StartContext, Started};
+use device::Device;
+use meeting::Meeting;
+use program::{Fate, Scripted};
 use serde::{Deserialize, Serialize};
-use std::{
-    io::Write,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
+use std::{io::Write, os::fd::OwnedFd, path::PathBuf};
 
 /// What the workers of a world shall do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Script {
-    /// How long each step lasts.
+    /// How long each step lasts. In step mode all members of a wave share it.
     pub step_ms: u64,
-    /// Width and height of the pictures, which depend on the request's seed alone.
+    /// Width and height of the pictures, which depend on the request's seed and adapters alone.
     pub side_px: u32,
     /// With trace capture: a tensor of so many f32 values per step.
     pub n_trace_values: usize,
@@ -33,6 +38,11 @@ pub struct Script {
     pub cleanup_ms: u64,
     /// Ranks other than 0 wait for weights that rank 0 publishes.
     pub shares_weights: bool,
+    /// Ranks meet before each step in this folder, which must be empty, and fail when they do not mean the same step of the same
+    /// requests, or when one does not come.
+    pub meeting: Option<PathBuf>,
+    /// Each rank keeps account here of its device memory; [`device_bytes`] adds up.
+    pub device_account: Option<PathBuf>,
 }
 
 /// One thing that goes wrong.
@@ -57,6 +67,8 @@ pub enum At {
     Step(u32),
     /// Before the request ends.
     Decode,
+    /// In the method `add_adapter`.
+    AddAdapter,
 }
 
 /// What happens.
@@ -93,6 +105,8 @@ impl Default for Script {
             cleanup_marker: None,
             cleanup_ms: 0,
             shares_weights: false,
+            meeting: None,
+            device_account: None,
         }
     }
 }
@@ -125,7 +139,7 @@ impl Script {
         }
     }
 
-    fn from_config(config: &WorkerConfig) -> Result<Self, Failure> {
+    pub(crate) fn from_config(config: &WorkerConfig) -> Result<Self, Failure> {
         let text = config.model.to_string_lossy();
         serde_json::from_str(&text)
             .map_err(|error| Failure::new(FailureCode::InvalidModel, error.to_string()))
@@ -144,7 +158,22 @@ pub fn picture(seed: u64, side_px: u32) -> Image {
     }
 }
 
-/// Starts scripted programs.
+/// The picture of a request: that of its seed, changed by its adapters' names and scales in their order.
+pub fn picture_of(request: &GenerateRequest, side_px: u32) -> Image {
+    picture(seed_with(request.seed, &request.adapters), side_px)
+}
+
+/// FNV-1a over the adapters, on top of the seed; the seed itself without adapters.
+pub(crate) fn seed_with(seed: u64, adapters: &[Adapter]) -> u64 {
+    adapters.iter().fold(seed, |seed, adapter| {
+        let scale = adapter.scale.to_bits().to_le_bytes();
+        adapter.name.bytes().chain(scale).fold(seed, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+    })
+}
+
+/// Starts scripted programs; [`scripted_registry`] is the worker with its methods.
 #[derive(Debug, Default)]
 pub struct ScriptedStart;
 
@@ -154,17 +183,22 @@ impl Start for ScriptedStart {
         let (rank, world_size) = context.place();
         context.phase(StartPhase::OpeningDevice);
         context.phase(StartPhase::ReadingModel);
-        let program = Scripted {
-            rank,
-            world_size,
-            n_threads: context.config().n_threads,
-            script,
-        };
-        if program.strike(At::Start)? {
-            return Err(Failure::new(FailureCode::Internal, "a start cannot be forgotten"));
+        let device = Device::open(script.device_account.as_deref(), rank)?;
+        let meeting = script
+            .meeting
+            .as_deref()
+            .map(|folder| Meeting::join(folder, rank, world_size))
+            .transpose()?;
+        let program = Scripted::new(rank, script, device, meeting);
+        match program.strike(At::Start) {
+            Fate::Spared => {}
+            Fate::Forgotten => {
+                return Err(Failure::new(FailureCode::Internal, "a start cannot be forgotten"));
+            }
+            Fate::Fails(failure) | Fate::Dooms(failure) => return Err(failure),
         }
         let mut weight_bytes = 0;
-        if program.script.shares_weights {
+        if program.script().shares_weights {
             context.phase(StartPhase::PreparingWeights {
                 done_bytes: 0,
                 total_bytes: 4,
@@ -197,254 +231,50 @@ fn share(context: &mut dyn StartContext, rank: Rank) -> Result<u64, Failure> {
     }
 }
 
-struct Scripted {
-    rank: Rank,
-    world_size: u16,
-    n_threads: Option<u32>,
-    script: Script,
-}
-
-impl Scripted {
-    /// Lets happen what the script has for this moment. True for [`What::Forget`].
-    fn strike(&self, at: At) -> Result<bool, Failure> {
-        let mut forgets = false;
-        for fault in &self.script.faults {
-            if fault.at != at || fault.rank.is_some_and(|rank| Rank(rank) != self.rank) {
-                continue;
-            }
-            match &fault.what {
-                What::Fail(code, text) => return Err(Failure::new(*code, text.clone())),
-                // Told apart from `Fail` by `fails_rank`.
-                What::FailRank(code, text) => return Err(Failure::new(*code, text.clone())),
-                other => forgets |= self.suffer(other),
-            }
-        }
-        Ok(forgets)
-    }
-
-    fn fails_rank(&self, at: At) -> bool {
-        let here = |fault: &&Fault| fault.at == at && fault.rank.is_none_or(|rank| Rank(rank) == self.rank);
-        self.script
-            .faults
-            .iter()
-            .filter(here)
-            .any(|fault| matches!(fault.what, What::FailRank(..)))
-    }
-
-    fn suffer(&self, what: &What) -> bool {
-        match what {
-            What::Panic(text) => panic!("{text}"),
-            What::Exit(code) => exit(*code),
-            What::Say(text) => {
-                // A test looks for the line where it should arrive.
-                let _ = writeln!(std::io::stderr(), "{text}");
-            }
-            What::Sleep(ms) => std::thread::sleep(Duration::from_millis(*ms)),
-            What::Busy(ms) => busy(Duration::from_millis(*ms)),
-            What::Hang => std::thread::sleep(Duration::from_secs(3600)),
-            What::Forget => return true,
-            What::Fail(..) | What::FailRank(..) => {}
-        }
-        false
-    }
-
-    fn generate(&self, member: &WaveMember, sink: &mut dyn WaveSink) -> Option<Result<Generated, Failure>> {
-        let WaveMember {
-            request_id,
-            request,
-            deadline_ns,
-        } = member;
-        let n_steps = request.n_steps.unwrap_or(3);
-        sink.started(*request_id);
-        if let Some(latents) = &request.latents {
-            sink.tensor(*request_id, latents.clone());
-        }
-        let begin = Instant::now();
-        for step_idx in 0..n_steps {
-            if let Some(reason) = sink.stop_reason(*request_id, *deadline_ns) {
-                return Some(Err(reason));
-            }
-            match self.strike(At::Step(step_idx)) {
-                Ok(false) => {}
-                Ok(true) => return None,
-                Err(failure) => {
-                    return Some(Err(failure.during(format!("step {} of {n_steps}", step_idx + 1))));
-                }
-            }
-            std::thread::sleep(Duration::from_millis(self.script.step_ms));
-            if request.capture == Capture::Trace {
-                let values = vec![step_idx as f32; self.script.n_trace_values];
-                let shape = [values.len() as u64];
-                sink.tensor(
-                    *request_id,
-                    NamedTensor::from_f32(format!("latents.step_{step_idx}"), &shape, &values),
-                );
-            }
-            sink.step(*request_id, step_idx + 1, n_steps);
-        }
-        match self.strike(At::Decode) {
-            Ok(false) => {}
-            Ok(true) => return None,
-            Err(failure) => return Some(Err(failure)),
-        }
-        let side_px = request.width.unwrap_or(self.script.side_px);
-        Some(Ok(Generated {
-            image: picture(request.seed, side_px),
-            tensors: Vec::new(),
-            resolved: Resolved {
-                width: side_px,
-                height: side_px,
-                n_steps,
-                guidance: request.guidance.unwrap_or(1.0),
-                seed: request.seed,
-                sampler: request.sampler.clone().unwrap_or_else(|| "script".to_owned()),
-                warnings: Vec::new(),
-            },
-            rank: self.rank,
-            times: PhaseTimes {
-                denoise_ms: begin.elapsed().as_secs_f64() * 1e3,
-                ..PhaseTimes::default()
-            },
-        }))
-    }
-}
-
-impl Program for Scripted {
-    fn run_wave(&mut self, members: Vec<WaveMember>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
-        let moments = std::iter::once(At::Wave)
-            .chain((0..64).map(At::Step))
-            .chain([At::Decode]);
-        let fatal: Vec<At> = moments.filter(|at| self.fails_rank(*at)).collect();
-        match self.strike(At::Wave) {
-            Ok(false) => {}
-            Ok(true) => return Ok(()),
-            Err(failure) if fatal.contains(&At::Wave) => return Err(failure),
-            Err(failure) => {
-                for member in members {
-                    sink.done(member.request_id, Err(failure.clone()));
-                }
-                return Ok(());
-            }
-        }
-        for member in members {
-            let Some(outcome) = self.generate(&member, sink) else {
-                continue;
-            };
-            if let (Err(failure), false) = (&outcome, fatal.is_empty())
-                && !matches!(
-                    failure.code,
-                    FailureCode::Cancelled | FailureCode::Closed | FailureCode::DeadlineExceeded
-                )
-            {
-                return Err(failure.clone());
-            }
-            sink.done(member.request_id, outcome);
-        }
-        Ok(())
-    }
-
-    /// Methods: `rank`, `world_size`, `n_threads` (numbers as text); `payload` (argument: a number of bytes, as text);
-    /// `sleep`, `busy` (milliseconds, as text; returns the argument); `fail` (always, with the argument as text); `fail_on` (argument
-    /// `rank text`: fails there, elsewhere returns the text); `panic`, `exit`, `hang`.
-    fn call(&mut self, method: &str, args: &[u8]) -> Option<Result<Vec<u8>, Failure>> {
-        let text = String::from_utf8_lossy(args).into_owned();
-        let number = || text.trim().parse::<u64>().unwrap_or(0);
-        let reply = match method {
-            "rank" => self.rank.to_string().into_bytes(),
-            "world_size" => self.world_size.to_string().into_bytes(),
-            "n_threads" => self
-                .n_threads
-                .map(|n| n.to_string())
-                .unwrap_or_default()
-                .into_bytes(),
-            "payload" => vec![self.rank.0 as u8; number() as usize],
-            "sleep" => {
-                std::thread::sleep(Duration::from_millis(number()));
-                args.to_vec()
-            }
-            "busy" => {
-                busy(Duration::from_millis(number()));
-                args.to_vec()
-            }
-            "fail" => return Some(Err(Failure::new(FailureCode::WorkerFailed, text))),
-            "fail_on" => match text.split_once(' ') {
-                Some((rank, text)) if rank.parse() == Ok(self.rank.0) => {
-                    return Some(Err(Failure::new(FailureCode::WorkerFailed, text)));
-                }
-                Some((_, text)) => text.as_bytes().to_vec(),
-                None => return Some(Err(Failure::new(FailureCode::InvalidRequest, "no rank and text"))),
-            },
-            "panic" => panic!("{text}"),
-            "exit" => exit(i32::try_from(number()).unwrap_or(1)),
-            "hang" => {
-                std::thread::sleep(Duration::from_secs(3600));
-                Vec::new()
-            }
-            _ => return None,
-        };
-        Some(Ok(reply))
-    }
-}
-
-impl Drop for Scripted {
-    fn drop(&mut self) {
-        let Some(path) = &self.script.cleanup_marker else {
-            return;
-        };
-        std::thread::sleep(Duration::from_millis(self.script.cleanup_ms));
-        // A missing line is what the test looks for.
-        let _ = append(path, &format!("rank {}\n", self.rank));
-    }
-}
-
-fn append(path: &Path, line: &str) -> std::io::Result<()> {
-    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path)?;
-    file.write_all(line.as_bytes())
-}
-
-fn busy(time: Duration) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        std::hint::spin_loop();
-    }
-}
-
-fn exit(code: i32) -> ! {
-    if !crate::process::is_worker() {
-        panic!("a thread cannot exit with code {code}");
-    }
-    #[expect(clippy::exit, reason = "the script says so")]
-    std::process::exit(code)
-}
-
 /// A wave of `requests` for `ranks`.
-pub fn wave(
+pub fn wave(wave_id: u64, ranks: &[u16], requests: &[(u64, GenerateRequest)]) -> Wave {
+    Wave {
+        mode: Mode::Request,
+        ..step_wave(wave_id, ranks, requests, &[], &[])
+    }
+}
+
+/// A wave in step mode: `joining` begin, `continuing` go on, `cancelled` are given up. Its adapters are those of the joining requests; a
+/// test whose continuing requests have some adds them.
+pub fn step_wave(
     wave_id: u64,
     ranks: &[u16],
-    requests: &[(u64, denoised_types::GenerateRequest)],
-) -> denoised_wire::Wave {
-    let member = |(request_id, request): &(u64, denoised_types::GenerateRequest)| denoised_wire::Member {
+    joining: &[(u64, GenerateRequest)],
+    continuing: &[u64],
+    cancelled: &[u64],
+) -> Wave {
+    let member = |(request_id, request): &(u64, GenerateRequest)| Member {
         request_id: RequestId(*request_id),
         request: request.clone(),
         latents: None,
         deadline_ns: 0,
     };
-    denoised_wire::Wave {
-        wave_id: denoised_types::WaveId(wave_id),
-        mode: denoised_types::Mode::Request,
+    let ids = |ids: &[u64]| ids.iter().copied().map(RequestId).collect();
+    let adapters = joining.iter().flat_map(|(_, request)| &request.adapters);
+    let mut adapters: Vec<String> = adapters.map(|adapter| adapter.name.clone()).collect();
+    adapters.sort_unstable();
+    adapters.dedup();
+    Wave {
+        wave_id: WaveId(wave_id),
+        mode: Mode::Step,
         ranks: ranks.iter().copied().map(Rank).collect(),
-        joining: requests.iter().map(member).collect(),
-        continuing: Vec::new(),
-        cancelled: Vec::new(),
-        adapters: Vec::new(),
+        joining: joining.iter().map(member).collect(),
+        continuing: ids(continuing),
+        cancelled: ids(cancelled),
+        adapters,
     }
 }
 
 /// A request with this seed and number of steps.
-pub fn request(seed: u64, n_steps: u32) -> denoised_types::GenerateRequest {
-    denoised_types::GenerateRequest {
+pub fn request(seed: u64, n_steps: u32) -> GenerateRequest {
+    GenerateRequest {
         seed,
         n_steps: Some(n_steps),
-        ..denoised_types::GenerateRequest::new("a test picture")
+        ..GenerateRequest::new("a test picture")
     }
 }

@@ -22,6 +22,8 @@ pub enum StartPhase {
         /// Bytes in all; 0 when unknown.
         total_bytes: u64,
     },
+    /// It computes one small picture.
+    WarmingUp,
     /// It can take commands.
     Ready,
 }
@@ -34,6 +36,7 @@ impl std::fmt::Display for StartPhase {
             Self::OpeningDevice => f.write_str("opening the device"),
             Self::ReadingModel => f.write_str("reading the model"),
             Self::PreparingWeights { .. } => f.write_str("preparing weights"),
+            Self::WarmingUp => f.write_str("warming up"),
             Self::Ready => f.write_str("ready"),
         }
     }

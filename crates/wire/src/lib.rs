@@ -23,4 +23,4 @@ pub use command::{Command, Member, Wave};
 pub use event::{Event, GeneratedMeta, StartPhase};
 pub use handshake::{BootDown, BootUp, FdUse, Hello, Lane, MethodInfo};
 pub use header::{BlobIdx, HEADER_BYTES, Header, PROTOCOL_VERSION, TensorMeta};
-pub use status::{WorkerMemory, WorkerStatus};
+pub use status::{Doing, MemberProgress, Profile, RankProgress, Span, Work, WorkerMemory, WorkerStatus};

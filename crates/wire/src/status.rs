@@ -1,7 +1,7 @@
 //! Replies of the methods that every worker has.
 
 use crate::DecodeError;
-use denoised_types::Rank;
+use denoised_types::{CallId, Mode, Rank, RequestId, WaveId};
 use serde::{Deserialize, Serialize};
 
 /// Reply of the method `memory`: what the worker's process holds. In `uni` that is the whole program.
@@ -59,5 +59,156 @@ impl WorkerMemory {
     /// The bytes are no such reply.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
         crate::codec::decode("worker memory", bytes)
+    }
+}
+
+/// A piece of what a rank does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Work {
+    /// It waits for a command.
+    Wait,
+    /// A wave, from its first member's begin to its answer.
+    Wave {
+        /// Which.
+        wave_id: WaveId,
+        /// Whole generations or one step.
+        mode: Mode,
+    },
+    /// The begin of a request: prompt encoding, initial latents.
+    Encode {
+        /// Which.
+        request_id: RequestId,
+    },
+    /// One forward of the denoiser for these requests, each with the index of its step.
+    Step {
+        /// Who shares it.
+        members: Vec<(RequestId, u32)>,
+    },
+    /// Latents to picture.
+    Decode {
+        /// Which.
+        request_id: RequestId,
+    },
+    /// A method of the data lane.
+    Method {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// How far a request is on a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberProgress {
+    /// Which.
+    pub request_id: RequestId,
+    /// Steps that are done.
+    pub n_done: u32,
+    /// Steps there will be; 0 until the first one is done.
+    pub n_steps: u32,
+}
+
+/// What a rank is at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Doing {
+    /// It has not told yet that it is ready.
+    Start,
+    /// Nothing: it waits for a command.
+    Nothing,
+    /// A method of the data lane.
+    Method {
+        /// Its name.
+        name: String,
+    },
+    /// A wave.
+    Wave {
+        /// Which.
+        wave_id: WaveId,
+        /// Whole generations or one step.
+        mode: Mode,
+        /// Its members that have not ended.
+        members: Vec<MemberProgress>,
+        /// What is computed now; `None` between two pieces, and for programs that do not say.
+        work: Option<Work>,
+    },
+    /// It finishes.
+    End,
+}
+
+/// Reply of the method `progress`. Times are of the host's monotonic clock, in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankProgress {
+    /// Who.
+    pub rank: Rank,
+    /// When this was written.
+    pub now_ns: u64,
+    /// What it does.
+    pub doing: Doing,
+    /// Since when.
+    pub since_ns: u64,
+    /// When it last got on: began or ended something, or finished a step.
+    pub moved_ns: u64,
+    /// The last call of the data lane that it began; 0 for none. A rank that does nothing, has begun this call or a later one and has
+    /// not answered it, never will.
+    pub last_call_id: CallId,
+    /// Commands of the data lane that it has taken in and not begun. More may lie in the ring: a rank that computes takes them in
+    /// between steps.
+    pub n_waiting: u32,
+    /// Requests that earlier waves in step mode began, and that are in no wave now.
+    pub residents: Vec<MemberProgress>,
+}
+
+/// A stretch of time that a rank spent on one thing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// On what.
+    pub work: Work,
+    /// From when on, on the host's monotonic clock in nanoseconds.
+    pub begin_ns: u64,
+    /// How long, in nanoseconds.
+    pub duration_ns: u64,
+}
+
+/// Reply of the method `profile_stop`: what ended between the two calls, in the order in which it ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Who.
+    pub rank: Rank,
+    /// When the recording began, on the host's monotonic clock in nanoseconds.
+    pub begin_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+    /// What was recorded. Pieces of a wave lie within the wave's own span.
+    pub spans: Vec<Span>,
+    /// Spans that found no room.
+    pub n_dropped: u64,
+}
+
+impl RankProgress {
+    /// The reply's bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        crate::codec::body(self)
+    }
+
+    /// The progress in a reply.
+    ///
+    /// # Errors
+    /// The bytes are no such reply.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
+        crate::codec::decode("worker progress", bytes)
+    }
+}
+
+impl Profile {
+    /// The reply's bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        crate::codec::body(self)
+    }
+
+    /// The profile in a reply.
+    ///
+    /// # Errors
+    /// The bytes are no such reply.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
+        crate::codec::decode("worker profile", bytes)
     }
 }

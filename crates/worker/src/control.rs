@@ -1,14 +1,22 @@
 //! The control lane: a thread that answers while the runner computes.
 
-use crate::serve::Home;
+use crate::{
+    ControlContext,
+    activity::Activity,
+    registry::ControlMethods,
+    serve::{Home, panicked},
+};
 use denoised_link::{ControlInput, ControlReceiver, EventSender, Interrupter, LinkError};
-use denoised_os::{Deadline, process::exit_at_once};
+use denoised_os::{Deadline, now_ns, process::exit_at_once};
 use denoised_types::{CallId, Epoch, ExitCode, Failure, FailureCode, Rank, RequestId};
-use denoised_wire::{Command, Event, Header, PROTOCOL_VERSION, decode_command, encode_event, split_header};
+use denoised_wire::{
+    BlobIdx, Command, Event, Header, Hello, PROTOCOL_VERSION, decode_command, encode_event, split_header,
+};
 use std::{
     collections::HashSet,
     ops::ControlFlow,
     os::fd::OwnedFd,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU8, Ordering},
@@ -46,6 +54,9 @@ pub(crate) struct Shared {
     pub(crate) epoch: Epoch,
     pub(crate) rank: Rank,
     pub(crate) events: Arc<dyn EventSender>,
+    pub(crate) activity: Activity,
+    /// Why the rank cannot go on, if it failed on the control thread.
+    fatal: Mutex<Option<Failure>>,
     stop: AtomicU8,
     finished: AtomicBool,
     interrupter: Interrupter,
@@ -71,6 +82,8 @@ impl Shared {
             epoch,
             rank,
             events,
+            activity: Activity::new(rank),
+            fatal: Mutex::default(),
             stop: AtomicU8::new(Stop::No as u8),
             finished: AtomicBool::new(false),
             interrupter,
@@ -89,6 +102,20 @@ impl Shared {
     pub(crate) fn ask_to_stop(&self, why: Stop) {
         self.stop.fetch_max(why as u8, Ordering::AcqRel);
         self.interrupter.interrupt();
+    }
+
+    /// The rank failed on the control thread (R4).
+    fn fail(&self, failure: Failure) {
+        self.fatal
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert_with(|| failure.clone());
+        self.tell(CallId(0), &Event::Dying(failure), &[]);
+        self.ask_to_stop(Stop::Asked);
+    }
+
+    pub(crate) fn fatal(&self) -> Option<Failure> {
+        self.fatal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The runner has returned; the control thread may end.
@@ -130,14 +157,19 @@ impl Shared {
     }
 
     /// Sends an event from the control thread.
-    fn tell(&self, call_id: CallId, event: &Event) {
+    fn tell(&self, call_id: CallId, event: &Event, blobs: &[&[u8]]) {
         let message = self.encode(call_id, event);
-        // An executor that does not read its events finds the rank silent, which is the truth.
-        let _ = self
+        let sent = self
             .events
-            .send(&message, &[], Deadline::after(TELL_LIMIT), &mut || {
+            .send(&message, blobs, Deadline::after(TELL_LIMIT), &mut || {
                 ControlFlow::Continue(())
             });
+        if let Err(error @ LinkError::TooLarge { .. }) = sent {
+            let text = format!("the reply cannot be sent: {error}");
+            let outcome = Err(Failure::new(FailureCode::OutOfMemory, text).on_rank(self.rank));
+            return self.tell(call_id, &Event::CallDone { outcome }, &[]);
+        }
+        // An executor that does not read its events finds the rank silent, which is the truth.
     }
 
     /// An encoded event of this rank.
@@ -159,9 +191,12 @@ impl Shared {
 pub(crate) fn serve_control(
     home: Home,
     mut control: Box<dyn ControlReceiver>,
+    hello: &Hello,
     shared: &Shared,
+    methods: &ControlMethods,
     weights: &mpsc::Sender<Option<OwnedFd>>,
 ) {
+    let context = ControlContext { hello, shared };
     while !shared.is_finished() {
         let wait = if shared.stop() == Stop::No {
             LONG_WAIT
@@ -169,7 +204,7 @@ pub(crate) fn serve_control(
             FINISHING_WAIT
         };
         match control.receive(Deadline::after(wait)) {
-            Ok(ControlInput::Message(message)) => obey(shared, &message),
+            Ok(ControlInput::Message(message)) => obey(&context, methods, &message),
             Ok(ControlInput::Shared(fd)) => {
                 // A runner that does not wait for weights has no use for them.
                 let _ = weights.send(fd);
@@ -179,7 +214,7 @@ pub(crate) fn serve_control(
                 // itself is not interested.
                 let text = format!("the worker was asked to end by signal {signal}");
                 let failure = Failure::new(FailureCode::WorkerLost, text).on_rank(shared.rank);
-                shared.tell(CallId(0), &Event::Dying(failure));
+                shared.tell(CallId(0), &Event::Dying(failure), &[]);
                 shared.ask_to_stop(Stop::Asked);
             }
             Ok(ControlInput::Gone) => {
@@ -200,7 +235,8 @@ pub(crate) fn serve_control(
     }
 }
 
-fn obey(shared: &Shared, message: &[u8]) {
+fn obey(context: &ControlContext<'_>, methods: &ControlMethods, message: &[u8]) {
+    let shared = context.shared;
     let Ok((header, body)) = split_header(message) else {
         return;
     };
@@ -211,20 +247,71 @@ fn obey(shared: &Shared, message: &[u8]) {
         Ok(Command::Ping) => Event::Pong,
         Ok(Command::Cancel { requests }) => return shared.cancel(header.call_id, requests),
         Ok(Command::Stop) => return shared.ask_to_stop(Stop::Asked),
-        Ok(Command::Execute(_) | Command::Call { .. } | Command::ControlCall { .. }) => {
+        Ok(Command::ControlCall {
+            method,
+            args,
+            is_replying,
+        }) => return call(context, methods, &header, &method, &args, is_replying),
+        Ok(Command::Execute(_) | Command::Call { .. }) => {
             let text = "a data command came on the control lane";
-            Event::CallDone {
-                outcome: Err(Failure::new(FailureCode::Protocol, text).on_rank(shared.rank)),
-            }
+            failed(Failure::new(FailureCode::Protocol, text).on_rank(shared.rank))
         }
-        Err(error) => {
-            let failure = Failure::new(FailureCode::Protocol, error.to_string()).on_rank(shared.rank);
-            Event::CallDone {
-                outcome: Err(failure),
+        Err(error) => failed(Failure::new(FailureCode::Protocol, error.to_string()).on_rank(shared.rank)),
+    };
+    shared.tell(header.call_id, &answer, &[]);
+}
+
+fn failed(failure: Failure) -> Event {
+    Event::CallDone {
+        outcome: Err(failure),
+    }
+}
+
+/// Runs a method of this lane and answers.
+fn call(
+    context: &ControlContext<'_>,
+    methods: &ControlMethods,
+    header: &Header,
+    name: &str,
+    args: &[u8],
+    is_replying: bool,
+) {
+    let shared = context.shared;
+    let outcome = match methods.get(name) {
+        None => {
+            let text = format!("this worker has no method `{name}` on the control lane");
+            Err(Failure::new(FailureCode::InvalidRequest, text))
+        }
+        Some(_) if header.deadline_ns != 0 && now_ns() >= header.deadline_ns => {
+            let text = "the command's deadline passed before it was begun";
+            Err(Failure::new(FailureCode::DeadlineExceeded, text))
+        }
+        Some(method) => {
+            let called = catch_unwind(AssertUnwindSafe(|| method(context, args)));
+            shared.activity.n_calls.fetch_add(1, Ordering::Relaxed);
+            match called {
+                Ok(outcome) => outcome,
+                Err(panic) => {
+                    return shared.fail(panicked(&format!("method `{name}`"), &*panic).on_rank(shared.rank));
+                }
             }
         }
     };
-    shared.tell(header.call_id, &answer);
+    match outcome {
+        Ok(bytes) if is_replying => {
+            let outcome = Ok(Some(BlobIdx(0)));
+            shared.tell(header.call_id, &Event::CallDone { outcome }, &[&bytes]);
+        }
+        Ok(_) => shared.tell(header.call_id, &Event::CallDone { outcome: Ok(None) }, &[]),
+        Err(failure) => {
+            let failure = if failure.rank.is_none() {
+                failure.on_rank(shared.rank)
+            } else {
+                failure
+            };
+            shared.tell(header.call_id, &failed(failure), &[]);
+        }
+    }
 }
 
 /// The executor is gone: nobody would stop this process any more (R5).

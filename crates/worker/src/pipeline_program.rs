@@ -1,15 +1,15 @@
 //! The program of a real worker: a [`Pipeline`] behind the [`Start`] and [`Program`] seam.
 //!
 //! R1. Between any two steps every member is asked whether it must stop; one that stops leaves the others untouched.
-//! R2. Members with equal [`Running::batch_key`] share their steps; each gets bit for bit what it would get alone.
+//! R2. Members with equal [`Running::batch_key`] share their steps; each gets bit for bit what it would get alone, and in either mode.
 //! R3. A failure that only one request can have ends that request. One that makes the device unusable ends the wave with an error,
 //!     and so the rank.
 
 use crate::device::open_device;
-use crate::{Program, Start, StartContext, Started, WaveMember, WaveSink};
+use crate::{Program, Stage, Start, StartContext, Started, StepWave, WaveMember, WaveSink};
 use denoised_models::{Model, Pipeline, Running};
 use denoised_tensor::{Backend, PrepareInput, Prepared};
-use denoised_types::{Failure, FailureCode, Generated, PhaseTimes, Rank, RequestId};
+use denoised_types::{Failure, FailureCode, GenerateRequest, Generated, PhaseTimes, Rank, RequestId};
 use denoised_wire::StartPhase;
 use std::time::Instant;
 
@@ -28,6 +28,11 @@ impl Start for PipelineStart {
         let prepared = prepare(model.as_ref(), backend.as_ref(), rank, context)?;
         let weight_bytes = prepared.n_bytes;
         let pipeline = model.load(backend, prepared)?;
+        if context.config().warm_up {
+            context.phase(StartPhase::WarmingUp);
+            warm_up(pipeline.as_ref())
+                .map_err(|failure| failure.during(StartPhase::WarmingUp.to_string()))?;
+        }
         let started = Started {
             model: Some(info),
             weight_bytes,
@@ -73,13 +78,33 @@ fn prepare(
     Ok(prepared)
 }
 
-/// Runs waves of whole generations on one pipeline.
+/// Computes the smallest picture that takes every part of the model: one step, and its decoding.
+fn warm_up(pipeline: &dyn Pipeline) -> Result<(), Failure> {
+    let side_px = pipeline.info().grid_px;
+    let request = GenerateRequest {
+        width: Some(side_px),
+        height: Some(side_px),
+        n_steps: Some(1),
+        ..GenerateRequest::new("")
+    };
+    let mut running = pipeline.begin(&request)?;
+    for outcome in pipeline.step(&mut [running.as_mut()])? {
+        outcome?;
+    }
+    pipeline.decode(running.as_mut())?;
+    Ok(())
+}
+
+/// Runs requests on one pipeline.
 #[derive(Debug)]
 pub struct PipelineProgram {
     pipeline: Box<dyn Pipeline>,
+    /// Step mode: requests between two waves, in the order in which they joined.
+    residents: Vec<Active>,
 }
 
-/// A member between its begin and its end.
+/// A request between its begin and its end.
+#[derive(Debug)]
 struct Active {
     request_id: RequestId,
     deadline_ns: u64,
@@ -101,7 +126,25 @@ impl Active {
 impl PipelineProgram {
     /// A program that runs requests on `pipeline`.
     pub fn new(pipeline: Box<dyn Pipeline>) -> Self {
-        Self { pipeline }
+        Self {
+            pipeline,
+            residents: Vec::new(),
+        }
+    }
+
+    /// The pipeline, for methods of an embedder's own.
+    pub fn pipeline(&self) -> &dyn Pipeline {
+        self.pipeline.as_ref()
+    }
+
+    /// The pipeline, for methods that change it. Requests in step mode that are between two waves go on with what it is then.
+    pub fn pipeline_mut(&mut self) -> &mut dyn Pipeline {
+        self.pipeline.as_mut()
+    }
+
+    /// How many requests in step mode are between two waves.
+    pub fn n_residents(&self) -> usize {
+        self.residents.len()
     }
 
     /// Begins a member; `None` if it has ended already.
@@ -116,6 +159,12 @@ impl PipelineProgram {
             sink.done(request_id, Err(reason));
             return Ok(None);
         }
+        if let Some(adapter) = request.adapters.first() {
+            let text = format!("adapter `{}` is not loaded; this worker has none", adapter.name);
+            sink.done(request_id, Err(Failure::new(FailureCode::InvalidRequest, text)));
+            return Ok(None);
+        }
+        sink.enter(Stage::Encode(request_id));
         let begun_at = Instant::now();
         let mut running = match self.pipeline.begin(&request) {
             Ok(running) => running,
@@ -157,6 +206,8 @@ impl PipelineProgram {
         }
         // Named before the step, since a member that fails in it may or may not have counted it.
         let mut phases: Vec<String> = group.iter().map(Active::phase).collect();
+        let request_ids: Vec<RequestId> = group.iter().map(|active| active.request_id).collect();
+        sink.enter(Stage::Step(&request_ids));
         let begun_at = Instant::now();
         let outcomes = {
             let mut members: Vec<&mut dyn Running> = group
@@ -215,6 +266,7 @@ impl PipelineProgram {
             sink.done(active.request_id, Err(reason.during("decoding")));
             return Ok(());
         }
+        sink.enter(Stage::Decode(active.request_id));
         let begun_at = Instant::now();
         match self.pipeline.decode(active.running.as_mut()) {
             Ok(image) => {
@@ -235,34 +287,73 @@ impl PipelineProgram {
     }
 }
 
+impl PipelineProgram {
+    /// Begins those of `members` that can be.
+    fn begin_all(&self, members: Vec<WaveMember>, sink: &mut dyn WaveSink) -> Result<Vec<Active>, Failure> {
+        let mut begun = Vec::with_capacity(members.len());
+        for member in members {
+            begun.extend(self.begin(member, sink)?);
+        }
+        Ok(begun)
+    }
+
+    /// Ends those of `group` that have done all their steps.
+    fn decode_finished(&self, group: &mut Vec<Active>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
+        let is_finished = |active: &mut Active| active.running.step_idx() >= active.running.n_steps();
+        for active in group.extract_if(.., is_finished).collect::<Vec<_>>() {
+            self.decode(active, sink)?;
+        }
+        Ok(())
+    }
+}
+
 impl Program for PipelineProgram {
     fn run_wave(&mut self, members: Vec<WaveMember>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
-        let mut groups: Vec<(u64, Vec<Active>)> = Vec::new();
-        for member in members {
-            let Some(active) = self.begin(member, sink)? else {
-                continue;
-            };
-            let key = active.running.batch_key();
-            match groups.iter_mut().find(|(group_key, _)| *group_key == key) {
-                Some((_, group)) => group.push(active),
-                None => groups.push((key, vec![active])),
-            }
-        }
-        for (_, mut group) in groups {
+        for mut group in groups(self.begin_all(members, sink)?) {
             while !group.is_empty() {
-                let is_finished = |active: &mut Active| active.running.step_idx() >= active.running.n_steps();
-                for active in group.extract_if(.., is_finished).collect::<Vec<_>>() {
-                    self.decode(active, sink)?;
-                }
+                self.decode_finished(&mut group, sink)?;
                 self.step(&mut group, sink)?;
             }
         }
         Ok(())
     }
 
-    fn call(&mut self, _method: &str, _args: &[u8]) -> Option<Result<Vec<u8>, Failure>> {
-        None
+    fn run_step(&mut self, wave: StepWave, sink: &mut dyn WaveSink) -> Result<(), Failure> {
+        let StepWave {
+            joining,
+            continuing,
+            cancelled,
+            ..
+        } = wave;
+        let is_cancelled = |active: &mut Active| cancelled.contains(&active.request_id);
+        for active in self.residents.extract_if(.., is_cancelled) {
+            let failure = Failure::new(FailureCode::Cancelled, "cancelled").during(active.phase());
+            sink.done(active.request_id, Err(failure));
+        }
+        let is_going_on = |active: &mut Active| continuing.contains(&active.request_id);
+        let mut members: Vec<Active> = self.residents.extract_if(.., is_going_on).collect();
+        members.extend(self.begin_all(joining, sink)?);
+        for mut group in groups(members) {
+            self.decode_finished(&mut group, sink)?;
+            self.step(&mut group, sink)?;
+            self.decode_finished(&mut group, sink)?;
+            self.residents.append(&mut group);
+        }
+        Ok(())
     }
+}
+
+/// Members with equal batch keys together, in the order of their first.
+fn groups(members: Vec<Active>) -> Vec<Vec<Active>> {
+    let mut groups: Vec<(u64, Vec<Active>)> = Vec::new();
+    for active in members {
+        let key = active.running.batch_key();
+        match groups.iter_mut().find(|(group_key, _)| *group_key == key) {
+            Some((_, group)) => group.push(active),
+            None => groups.push((key, vec![active])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
 }
 
 /// Ends a member with `failure`; an error if the rank cannot go on after it.
@@ -424,6 +515,7 @@ mod tests {
     }
 
     impl WaveSink for Log {
+        fn enter(&mut self, _stage: Stage<'_>) {}
         fn started(&mut self, request_id: RequestId) {
             self.lines.push(format!("{request_id} started"));
         }

@@ -4,7 +4,7 @@ use denoised_types::{
     Failure, GenerateRequest, Generated, ModelInfo, NamedTensor, Rank, RequestId, WorkerConfig,
 };
 use denoised_wire::StartPhase;
-use std::os::fd::OwnedFd;
+use std::{any::Any, os::fd::OwnedFd};
 
 /// Starts a program on this rank. Runs once, on the thread that will drive the program.
 pub trait Start {
@@ -60,23 +60,56 @@ pub struct WaveMember {
     pub deadline_ns: u64,
 }
 
-/// One rank's computation.
-pub trait Program {
+/// A wave in step mode, on the worker's side. No request is in two of its lists.
+#[derive(Clone, Debug, Default)]
+pub struct StepWave {
+    /// Requests to begin, and to take one step.
+    pub joining: Vec<WaveMember>,
+    /// Requests that an earlier wave began and that have not ended: one more step each, before the joining ones.
+    pub continuing: Vec<RequestId>,
+    /// Requests that an earlier wave began and that are to be dropped before anything is computed.
+    pub cancelled: Vec<RequestId>,
+    /// Names of all adapters that joining and continuing requests use, the same on every rank.
+    pub adapters: Vec<String>,
+}
+
+/// One rank's computation. What a request gets is the same bits in either mode, alone or with others.
+pub trait Program: Any {
     /// Carries out a wave of whole generations. Every member ends with exactly one [`WaveSink::done`].
     ///
     /// # Errors
     /// The rank as a whole cannot go on (a poisoned device): the world ends. Members without an end are failed by the caller.
     fn run_wave(&mut self, members: Vec<WaveMember>, sink: &mut dyn WaveSink) -> Result<(), Failure>;
 
-    /// Runs one of the program's own methods.
+    /// Carries out one step of each member. A cancelled request ends with `Cancelled`; a member that did its last step is decoded and
+    /// ends; one that fails ends; each other one reports its step ([`WaveSink::step`]) and stays, with all that it needs for the next
+    /// one, until a later wave names it. A request that stays without having done a step is failed by the caller and named never
+    /// again.
+    ///
+    /// All ranks of a replica are given equal waves and must do equal things: nothing here may depend on the time or on this rank
+    /// alone. That is why cancels and deadlines come as [`StepWave::cancelled`]; [`WaveSink::stop_reason`] tells nothing of them here.
     ///
     /// # Errors
-    /// The method's; `None` if there is no such method.
-    fn call(&mut self, method: &str, args: &[u8]) -> Option<Result<Vec<u8>, Failure>>;
+    /// As [`Program::run_wave`].
+    fn run_step(&mut self, wave: StepWave, sink: &mut dyn WaveSink) -> Result<(), Failure>;
+}
+
+/// A piece of a wave's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage<'a> {
+    /// The begin of a request.
+    Encode(RequestId),
+    /// One forward for these requests.
+    Step(&'a [RequestId]),
+    /// The picture of a request.
+    Decode(RequestId),
 }
 
 /// Where a wave's results go, and what it must listen to between steps.
 pub trait WaveSink {
+    /// What is computed from now on, until the next event: shown by `progress` and recorded by profiles.
+    fn enter(&mut self, stage: Stage<'_>);
+
     /// A member was begun.
     fn started(&mut self, request_id: RequestId);
 
@@ -89,6 +122,7 @@ pub trait WaveSink {
     /// A member ended. `Generated::tensors` is empty and `Generated::rank` is filled in by the sink.
     fn done(&mut self, request_id: RequestId, outcome: Result<Generated, Failure>);
 
-    /// Why a member must stop now: cancelled, past its deadline, or the worker is stopping. Asked between steps.
+    /// Why a member must stop now: in waves of whole generations cancelled, past its deadline, or the worker is stopping; in either
+    /// mode, what it produced cannot be sent. Asked between steps.
     fn stop_reason(&self, request_id: RequestId, deadline_ns: u64) -> Option<Failure>;
 }

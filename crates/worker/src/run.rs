@@ -1,7 +1,7 @@
 //! What a program does when an executor has started it to be a worker.
 
 use crate::{
-    Ending, Start,
+    Ending, Registry,
     serve::{self, Home},
 };
 use denoised_link::{INHERITED_NAME, SetupError, WORKER_ARG, attach};
@@ -23,8 +23,8 @@ pub fn is_worker_invocation() -> bool {
 ///
 /// Call it from `main`, once: it ignores INT (Ctrl-C is the supervisor's to obey) and catches TERM. If the executor dies, it ends
 /// the process within half a second, whatever the program is doing.
-pub fn run(start: &mut dyn Start) -> ExitCode {
-    match try_run(start) {
+pub fn run(registry: Registry) -> ExitCode {
+    match try_run(registry) {
         Ok(Ending::Stopped) => ExitCode::Success,
         Ok(Ending::StartFailed(failure)) => ExitCode::from(failure.code),
         Ok(Ending::ExecutorGone) => ExitCode::Worker,
@@ -50,12 +50,12 @@ enum RunError {
     Setup(#[from] SetupError),
 }
 
-fn try_run(start: &mut dyn Start) -> Result<Ending, RunError> {
+fn try_run(registry: Registry) -> Result<Ending, RunError> {
     let socket = Channel::from_fd(inherited_fd(INHERITED_NAME)?)?;
     signal::ignore(Signal::INT)?;
     let signals = EndSignals::catch(&[Signal::TERM])?;
     let end = attach(socket, Some(signals))?;
     // Otherwise `ps` and `top` show it as "exe", after the link that it was started by.
     denoised_os::process::set_thread_name(&format!("denoised:{}", end.hello.rank))?;
-    Ok(serve::serve_in(Home::Process, end, start))
+    Ok(serve::serve_in(Home::Process, end, registry))
 }

@@ -1,26 +1,27 @@
 //! The data lane: start the program, then carry out one command after the other.
 
 use crate::{
-    Program, Start, WaveMember,
+    MethodContext, Program, Registry, Start, StepWave, WaveMember,
     context::Context,
     control::{Shared, Stop, serve_control},
-    methods::{self, Counts},
     program::WaveSink,
+    registry::{ControlContext, ControlMethods, DataMethods},
     sink::{Reporter, Sink},
+    step_plan::StepPlan,
 };
 use denoised_link::{BootSender, DataReceiver, LinkError, Received, WorkerEnd};
 use denoised_os::{Deadline, now_ns};
-use denoised_types::{CallId, Failure, FailureCode, NamedTensor, RequestId};
+use denoised_types::{CallId, Failure, FailureCode, Mode, ModelInfo, NamedTensor, RequestId, WaveId};
 use denoised_wire::{
     BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, TensorMeta, Wave, decode_command,
     split_header,
 };
 use std::{
     any::Any,
-    collections::VecDeque,
+    collections::{BTreeMap, HashMap, VecDeque},
     os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, mpsc},
+    sync::{Arc, atomic::Ordering, mpsc},
     time::Duration,
 };
 
@@ -55,11 +56,11 @@ pub enum Ending {
 
 /// Serves as a worker on the calling thread until told to stop: for executors that keep their worker in the supervisor's process.
 /// A worker process calls [`crate::run`].
-pub fn serve(end: WorkerEnd, start: &mut dyn Start) -> Ending {
-    serve_in(Home::Thread, end, start)
+pub fn serve(end: WorkerEnd, registry: Registry) -> Ending {
+    serve_in(Home::Thread, end, registry)
 }
 
-pub(crate) fn serve_in(home: Home, end: WorkerEnd, start: &mut dyn Start) -> Ending {
+pub(crate) fn serve_in(home: Home, end: WorkerEnd, registry: Registry) -> Ending {
     let WorkerEnd {
         hello,
         boot,
@@ -68,14 +69,45 @@ pub(crate) fn serve_in(home: Home, end: WorkerEnd, start: &mut dyn Start) -> End
         events,
     } = end;
     let interrupter = data.interrupter();
+    let hello = Arc::new(hello);
     let shared = Arc::new(Shared::new(hello.epoch, hello.rank, events, interrupter));
     let (weights_sender, weights) = mpsc::channel();
-    let control_shared = Arc::clone(&shared);
+    let methods = registry.methods();
+    let Registry {
+        start,
+        data: data_methods,
+        control: control_methods,
+    } = registry;
+    let control_methods = Arc::new(control_methods);
+    let methods_beside = Arc::clone(&control_methods);
+    let (control_hello, control_shared) = (Arc::clone(&hello), Arc::clone(&shared));
     let spawned = std::thread::Builder::new()
         .name(format!("control {}", hello.rank))
-        .spawn(move || serve_control(home, control, &control_shared, &weights_sender));
+        .spawn(move || {
+            let (hello, shared) = (&control_hello, &control_shared);
+            serve_control(home, control, hello, shared, &methods_beside, &weights_sender);
+        });
     let ending = match spawned {
-        Ok(_) => serve_data(&hello, &shared, boot, data, &weights, start),
+        Ok(_) => match start_program(&hello, &shared, &*boot, &weights, start) {
+            Ok((program, model, weight_bytes)) => {
+                let ready = BootUp::Ready {
+                    model,
+                    weight_bytes,
+                    methods,
+                };
+                match boot.send(&ready, None) {
+                    Ok(()) => {
+                        drop(boot);
+                        serve_data(&hello, &shared, data, program, data_methods, &control_methods)
+                    }
+                    Err(_) => Ending::ExecutorGone,
+                }
+            }
+            Err(failure) => {
+                let _ = boot.send(&BootUp::StartFailed(failure.clone()), None);
+                Ending::StartFailed(failure)
+            }
+        },
         Err(error) => {
             let failure = Failure::new(
                 FailureCode::OutOfMemory,
@@ -90,51 +122,40 @@ pub(crate) fn serve_in(home: Home, end: WorkerEnd, start: &mut dyn Start) -> End
     ending
 }
 
-fn serve_data(
+type StartedProgram = (Box<dyn Program>, Option<ModelInfo>, u64);
+
+fn start_program(
     hello: &Hello,
     shared: &Shared,
-    boot: Box<dyn BootSender>,
-    data: Box<dyn DataReceiver>,
+    boot: &dyn BootSender,
     weights: &mpsc::Receiver<Option<OwnedFd>>,
-    start: &mut dyn Start,
-) -> Ending {
+    mut start: Box<dyn Start>,
+) -> Result<StartedProgram, Failure> {
     // Whoever started this rank notices by itself if it is gone.
     let _ = boot.send(&BootUp::Phase(StartPhase::Attached), None);
     let mut context = Context {
         hello,
         shared,
-        boot: &*boot,
+        boot,
         weights,
         last_progress: None,
     };
     let started = catch_unwind(AssertUnwindSafe(|| start.start(&mut context)));
-    let (program, started) = match started.unwrap_or_else(|panic| Err(panicked("starting", &*panic))) {
-        Ok(started) => started,
-        Err(failure) => {
-            let failure = if failure.rank.is_none() {
-                failure.on_rank(hello.rank)
-            } else {
-                failure
-            };
-            let _ = boot.send(&BootUp::StartFailed(failure.clone()), None);
-            return Ending::StartFailed(failure);
-        }
-    };
-    let ready = BootUp::Ready {
-        model: started.model,
-        weight_bytes: started.weight_bytes,
-        methods: Vec::new(),
-    };
-    if boot.send(&ready, None).is_err() {
-        return Ending::ExecutorGone;
+    match started.unwrap_or_else(|panic| Err(panicked("starting", &*panic))) {
+        Ok((program, started)) => Ok((program, started.model, started.weight_bytes)),
+        Err(failure) if failure.rank.is_none() => Err(failure.on_rank(hello.rank)),
+        Err(failure) => Err(failure),
     }
-    drop(boot);
-    let counts = Counts {
-        rank: hello.rank,
-        n_threads: hello.config.n_threads,
-        n_waves: 0,
-        n_calls: 0,
-    };
+}
+
+fn serve_data(
+    hello: &Hello,
+    shared: &Shared,
+    data: Box<dyn DataReceiver>,
+    program: Box<dyn Program>,
+    methods: DataMethods,
+    control_methods: &ControlMethods,
+) -> Ending {
     let limit = Duration::from_millis(hello.event_send_limit_ms);
     let inbox = Inbox {
         data,
@@ -142,13 +163,17 @@ fn serve_data(
         failed: None,
     };
     let mut runner = Runner {
+        hello,
         shared,
         program,
+        methods,
+        control_methods,
         inbox,
-        counts,
+        residents: BTreeMap::new(),
         limit,
     };
     let ending = runner.run();
+    shared.activity.end();
     // Dropping the program is its clean-up; a panic there must not hide how the rank ended.
     let Runner { program, .. } = runner;
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(program))) {
@@ -171,20 +196,33 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     /// Takes in what is there now, up to the bound (R3).
-    pub(crate) fn take_in(&mut self) {
+    pub(crate) fn take_in(&mut self, shared: &Shared) {
+        let n_before = self.queued.len();
         while self.failed.is_none() && self.queued.len() < MAX_QUEUED {
             match self.data.try_receive() {
                 Ok(Some(received)) => self.queued.push_back(received),
-                Ok(None) => return,
+                Ok(None) => break,
                 Err(error) => self.failed = Some(error),
             }
         }
+        if self.queued.len() != n_before {
+            self.tell_length(shared);
+        }
+    }
+
+    fn tell_length(&self, shared: &Shared) {
+        // At most `MAX_QUEUED`.
+        let n_waiting = self.queued.len() as u32;
+        shared.activity.n_waiting.store(n_waiting, Ordering::Relaxed);
     }
 
     /// The next command, waiting for it.
-    fn next(&mut self) -> Result<Received, LinkError> {
+    fn next(&mut self, shared: &Shared) -> Result<Received, LinkError> {
         match (self.queued.pop_front(), &self.failed) {
-            (Some(received), _) => Ok(received),
+            (Some(received), _) => {
+                self.tell_length(shared);
+                Ok(received)
+            }
             (None, Some(error)) => Err(error.clone()),
             (None, None) => self.data.receive(Deadline::after(LONG_WAIT)),
         }
@@ -192,10 +230,14 @@ impl Inbox {
 }
 
 struct Runner<'a> {
+    hello: &'a Hello,
     shared: &'a Shared,
     program: Box<dyn Program>,
+    methods: DataMethods,
+    control_methods: &'a ControlMethods,
     inbox: Inbox,
-    counts: Counts,
+    /// Requests that waves in step mode began and that have not ended, with what the caller gets if it is more than the program knows.
+    residents: BTreeMap<RequestId, Option<Failure>>,
     limit: Duration,
 }
 
@@ -204,10 +246,17 @@ impl Runner<'_> {
         loop {
             match self.shared.stop() {
                 Stop::No => {}
-                Stop::Asked => return self.refuse_the_rest(),
+                Stop::Asked => {
+                    return match self.shared.fatal() {
+                        // The control thread has said why.
+                        Some(failure) => Ending::Failed(failure),
+                        None => self.refuse_the_rest(),
+                    };
+                }
                 Stop::Gone => return Ending::ExecutorGone,
             }
-            let received = match self.inbox.next() {
+            self.shared.activity.wait();
+            let received = match self.inbox.next(self.shared) {
                 Ok(received) => received,
                 // The loop's head sees why.
                 Err(LinkError::TimedOut | LinkError::Interrupted) => continue,
@@ -222,7 +271,7 @@ impl Runner<'_> {
 
     /// Answers what was received but not begun.
     fn refuse_the_rest(&mut self) -> Ending {
-        self.inbox.take_in();
+        self.inbox.take_in(self.shared);
         while let Some(received) = self.inbox.queued.pop_front() {
             if let Ok((header, _)) = split_header(&received.message)
                 && header.epoch == self.shared.epoch
@@ -314,7 +363,10 @@ impl Runner<'_> {
                 );
             }
         };
-        if header.deadline_ns != 0 && now_ns() >= header.deadline_ns {
+        self.shared.activity.begin(header.call_id);
+        // Ranks that look at their clocks would not agree whether a step is done; the executor watches over its deadline.
+        let is_step = matches!(&command, Command::Execute(wave) if wave.mode == Mode::Step);
+        if !is_step && header.deadline_ns != 0 && now_ns() >= header.deadline_ns {
             let text = "the command's deadline passed before it was begun";
             return self.answer(
                 header.call_id,
@@ -322,8 +374,19 @@ impl Runner<'_> {
             );
         }
         match command {
-            Command::Execute(wave) => self.run_wave(header, wave, received),
-            Command::Call { method, args, .. } => self.call(header.call_id, &method, args, &received),
+            Command::Execute(wave) => match wave.mode {
+                Mode::Request => self.run_wave(header, wave, received),
+                Mode::Step => self.run_step(header, wave, received),
+            },
+            Command::Call {
+                method,
+                args,
+                replying,
+                ..
+            } => {
+                let is_replying = replying.contains(&self.shared.rank);
+                self.call(header.call_id, &method, args, is_replying, &received)
+            }
             Command::ControlCall { .. } | Command::Cancel { .. } | Command::Ping | Command::Stop => {
                 let text = "a control command came on the data lane";
                 self.answer(header.call_id, Err(Failure::new(FailureCode::Protocol, text)))
@@ -334,55 +397,197 @@ impl Runner<'_> {
     fn call(
         &mut self,
         call_id: CallId,
-        method: &str,
+        name: &str,
         args: BlobIdx,
+        is_replying: bool,
         received: &Received,
     ) -> Result<(), Failure> {
         let Some(args) = received.blob(args) else {
-            let text = format!("the arguments of method `{method}` did not come with it");
+            let text = format!("the arguments of method `{name}` did not come with it");
             return self.answer(call_id, Err(Failure::new(FailureCode::Protocol, text)));
         };
-        if method == methods::STEP_COST {
-            self.counts.n_calls += 1;
-            let times =
-                methods::step_cost(args, &mut self.reporter(call_id)).map_err(|error| lost(&error))?;
-            return self.answer(call_id, Ok(Some(times)));
-        }
-        let (counts, program) = (self.counts, &mut self.program);
-        let called = catch_unwind(AssertUnwindSafe(|| {
-            methods::call(counts, method, args).or_else(|| program.call(method, args))
-        }));
-        self.counts.n_calls += 1;
-        let outcome = match called {
-            Ok(Some(outcome)) => outcome.map(Some),
-            Ok(None) => {
-                let text = format!("this worker has no method `{method}`");
-                Err(Failure::new(FailureCode::InvalidRequest, text))
-            }
-            Err(panic) => return Err(panicked(&format!("method `{method}`"), &*panic)),
-        };
+        // The methods are taken out, since one of them borrows the rest of the rank.
+        let mut methods = std::mem::take(&mut self.methods);
+        let outcome = self.call_one(&mut methods, call_id, name, args);
+        self.methods = methods;
+        // What nobody asked for is dropped before anything is sent.
+        let outcome = outcome?.map(|bytes| is_replying.then_some(bytes));
         self.answer(call_id, outcome)
     }
 
-    fn run_wave(&mut self, header: Header, wave: Wave, mut received: Received) -> Result<(), Failure> {
-        let rank = self.shared.rank;
-        let request_ids: Vec<RequestId> = wave.joining.iter().map(|member| member.request_id).collect();
+    /// Runs one method; the outer error is the rank's own.
+    fn call_one(
+        &mut self,
+        methods: &mut DataMethods,
+        call_id: CallId,
+        name: &str,
+        args: &[u8],
+    ) -> Result<Result<Vec<u8>, Failure>, Failure> {
+        let Some((name, _)) = methods.get_key_value(name) else {
+            if let Some(method) = self.control_methods.get(name) {
+                let context = ControlContext {
+                    hello: self.hello,
+                    shared: self.shared,
+                };
+                let called = catch_unwind(AssertUnwindSafe(|| method(&context, args)));
+                self.shared.activity.n_calls.fetch_add(1, Ordering::Relaxed);
+                return called.map_err(|panic| panicked(&format!("method `{name}`"), &*panic));
+            }
+            let text = format!("this worker has no method `{name}` on the data lane");
+            return Ok(Err(Failure::new(FailureCode::InvalidRequest, text)));
+        };
+        let name = Arc::clone(name);
+        let Some(method) = methods.get_mut(&name) else {
+            return Ok(Err(Failure::new(FailureCode::Internal, "a method has gone")));
+        };
+        self.shared.activity.begin_method(&name);
         let Self {
+            hello,
             shared,
             program,
             inbox,
             limit,
             ..
         } = self;
+        let mut context = MethodContext {
+            hello,
+            program: &mut **program,
+            reporter: Reporter {
+                shared,
+                inbox,
+                call_id,
+                limit: *limit,
+            },
+            lost: None,
+        };
+        let called = catch_unwind(AssertUnwindSafe(|| method(&mut context, args)));
+        let lost_to = context.lost;
+        self.shared.activity.n_calls.fetch_add(1, Ordering::Relaxed);
+        match (called, lost_to) {
+            (Err(panic), _) => Err(panicked(&format!("method `{name}`"), &*panic)),
+            (Ok(_), Some(error)) => Err(lost(&error)),
+            (Ok(outcome), None) => Ok(outcome),
+        }
+    }
+
+    fn run_wave(&mut self, header: Header, wave: Wave, received: Received) -> Result<(), Failure> {
+        let is_new = |member: &Member| !self.residents.contains_key(&member.request_id);
+        if !wave.continuing.is_empty() || !wave.cancelled.is_empty() || !wave.joining.iter().all(is_new) {
+            let text = format!(
+                "wave {} of whole generations names requests that earlier waves began",
+                wave.wave_id
+            );
+            return self.answer(header.call_id, Err(Failure::new(FailureCode::Protocol, text)));
+        }
+        let request_ids: Vec<RequestId> = wave.joining.iter().map(|member| member.request_id).collect();
+        let turn = Turn {
+            header,
+            wave_id: wave.wave_id,
+            mode: Mode::Request,
+            request_ids,
+            refused: Vec::new(),
+            broken: HashMap::new(),
+        };
+        self.take_turn(turn, wave.joining, received, |program, members, sink| {
+            if members.is_empty() {
+                return Ok(());
+            }
+            program.run_wave(members, sink)
+        })
+    }
+
+    fn run_step(&mut self, header: Header, wave: Wave, received: Received) -> Result<(), Failure> {
+        let Wave {
+            wave_id,
+            mode,
+            joining,
+            continuing,
+            cancelled,
+            adapters,
+            ..
+        } = wave;
+        let plan = StepPlan::new(wave_id, &self.residents, joining, &continuing, &cancelled);
+        let StepPlan {
+            joining,
+            continuing,
+            cancelled,
+            refused,
+        } = plan;
+        // A refused request that the program still holds is dropped by it, and ends as refused.
+        let (held, unknown): (Vec<_>, Vec<_>) = refused
+            .into_iter()
+            .partition(|(request_id, _)| cancelled.contains(request_id));
+        let mut request_ids = cancelled.clone();
+        request_ids.extend(unknown.iter().map(|(request_id, _)| *request_id));
+        request_ids.extend(&continuing);
+        request_ids.extend(joining.iter().map(|member| member.request_id));
+        let of_wave = |(request_id, broken): (&RequestId, &Option<Failure>)| {
+            Some((*request_id, broken.clone()?)).filter(|(request_id, _)| request_ids.contains(request_id))
+        };
+        let mut broken: HashMap<RequestId, Failure> = self.residents.iter().filter_map(of_wave).collect();
+        broken.extend(held);
+        let turn = Turn {
+            header,
+            wave_id,
+            mode,
+            request_ids,
+            refused: unknown,
+            broken,
+        };
+        self.take_turn(turn, joining, received, |program, joining, sink| {
+            let wave = StepWave {
+                joining,
+                continuing,
+                cancelled,
+                adapters,
+            };
+            if wave.joining.is_empty() && wave.continuing.is_empty() && wave.cancelled.is_empty() {
+                return Ok(());
+            }
+            program.run_step(wave, sink)
+        })
+    }
+
+    /// Carries out a wave with `compute`, and sees to it that each of its requests ends or stays.
+    fn take_turn(
+        &mut self,
+        turn: Turn,
+        joining: Vec<Member>,
+        mut received: Received,
+        compute: impl FnOnce(&mut dyn Program, Vec<WaveMember>, &mut Sink<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let Turn {
+            header,
+            wave_id,
+            mode,
+            request_ids,
+            refused,
+            broken,
+        } = turn;
+        let rank = self.shared.rank;
+        let Self {
+            shared,
+            program,
+            inbox,
+            residents,
+            limit,
+            ..
+        } = self;
+        shared
+            .activity
+            .begin_wave(wave_id, mode, request_ids.iter().copied());
         let reporter = Reporter {
             shared,
             inbox,
             call_id: header.call_id,
             limit: *limit,
         };
-        let mut sink = Sink::new(reporter, request_ids.iter().copied());
-        let mut members = Vec::with_capacity(wave.joining.len());
-        for member in wave.joining {
+        let mut sink = Sink::new(reporter, mode, request_ids.iter().copied(), broken);
+        for (request_id, failure) in refused {
+            sink.end(request_id, Err(failure));
+        }
+        let mut members = Vec::with_capacity(joining.len());
+        for member in joining {
             let request_id = member.request_id;
             let unpacked = match sink.stop_reason(request_id, member.deadline_ns) {
                 Some(failure) => Err(failure),
@@ -395,10 +600,7 @@ impl Runner<'_> {
         }
         // The blobs lie in the executor's arena: give them back before the long part.
         drop(received);
-        let ran = match members.is_empty() {
-            true => Ok(Ok(())),
-            false => catch_unwind(AssertUnwindSafe(|| program.run_wave(members, &mut sink))),
-        };
+        let ran = catch_unwind(AssertUnwindSafe(|| compute(&mut **program, members, &mut sink)));
         let failed = match ran {
             Ok(Ok(())) => None,
             Ok(Err(failure)) => Some(failure),
@@ -413,22 +615,42 @@ impl Runner<'_> {
         });
         // In the order of the wave, so that a failure is reported alike every time.
         for request_id in request_ids {
-            if sink.open.contains(&request_id) {
-                let text = "the program ended the wave without an outcome for this request";
-                let failure = failed
-                    .clone()
-                    .unwrap_or_else(|| Failure::new(FailureCode::Internal, text));
-                sink.end(request_id, Err(failure));
+            residents.remove(&request_id);
+            if !sink.open.contains(&request_id) {
+                continue;
             }
+            if failed.is_none() && sink.stepped.contains(&request_id) {
+                let broken = sink.broken.get(&request_id).cloned();
+                residents.insert(request_id, broken);
+                continue;
+            }
+            let text = "the program ended the wave without an outcome for this request";
+            let failure = failed
+                .clone()
+                .unwrap_or_else(|| Failure::new(FailureCode::Internal, text));
+            sink.end(request_id, Err(failure));
         }
         let lost_to = sink.lost.take();
-        self.counts.n_waves += 1;
+        shared.activity.n_waves.fetch_add(1, Ordering::Relaxed);
         match (failed, lost_to) {
             (Some(failure), _) => Err(failure),
             (None, Some(error)) => Err(lost(&error)),
             (None, None) => self.answer(header.call_id, Ok(None)),
         }
     }
+}
+
+/// A wave that is about to be carried out.
+struct Turn {
+    header: Header,
+    wave_id: WaveId,
+    mode: Mode,
+    /// All that have to do with it.
+    request_ids: Vec<RequestId>,
+    /// Those that end before anything is computed, and why.
+    refused: Vec<(RequestId, Failure)>,
+    /// Those that the program knows and that end with this failure, whatever it says.
+    broken: HashMap<RequestId, Failure>,
 }
 
 /// A member with its latents.
@@ -482,7 +704,7 @@ fn lost(error: &LinkError) -> Failure {
     )
 }
 
-fn panicked(doing: &str, panic: &(dyn Any + Send)) -> Failure {
+pub(crate) fn panicked(doing: &str, panic: &(dyn Any + Send)) -> Failure {
     let text = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => text,
         (_, Some(text)) => text.as_str(),

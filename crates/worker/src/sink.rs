@@ -1,14 +1,14 @@
 //! Where a wave's results go: events on the way up, while the data lane is kept empty.
 
 use crate::{
-    WaveSink,
+    Stage, WaveSink,
     control::{Shared, Stop},
     serve::Inbox,
 };
 use denoised_link::LinkError;
 use denoised_os::{Deadline, now_ns};
-use denoised_types::{CallId, Failure, FailureCode, Generated, NamedTensor, RequestId};
-use denoised_wire::{BlobIdx, Event, GeneratedMeta, TensorMeta};
+use denoised_types::{CallId, Failure, FailureCode, Generated, Mode, NamedTensor, RequestId};
+use denoised_wire::{BlobIdx, Event, GeneratedMeta, TensorMeta, Work};
 use std::{
     collections::{HashMap, HashSet},
     ops::ControlFlow,
@@ -70,7 +70,7 @@ impl Reporter<'_> {
 
 /// What a rank does while an event waits for room.
 fn while_waiting(shared: &Shared, inbox: &mut Inbox) -> ControlFlow<()> {
-    inbox.take_in();
+    inbox.take_in(shared);
     if shared.stop() == Stop::Gone {
         ControlFlow::Break(())
     } else {
@@ -83,18 +83,29 @@ pub(crate) struct Sink<'a> {
     pub(crate) reporter: Reporter<'a>,
     /// Members that have not ended.
     pub(crate) open: HashSet<RequestId>,
-    /// Members of which a part could not be sent, and why.
-    broken: HashMap<RequestId, Failure>,
+    /// Members that end with this failure whatever the program says: a part of what they produced could not be sent, or they should not
+    /// be there.
+    pub(crate) broken: HashMap<RequestId, Failure>,
+    mode: Mode,
+    /// Step mode: members that did a step.
+    pub(crate) stepped: Vec<RequestId>,
     /// The way up is gone.
     pub(crate) lost: Option<LinkError>,
 }
 
 impl<'a> Sink<'a> {
-    pub(crate) fn new(reporter: Reporter<'a>, members: impl Iterator<Item = RequestId>) -> Self {
+    pub(crate) fn new(
+        reporter: Reporter<'a>,
+        mode: Mode,
+        members: impl Iterator<Item = RequestId>,
+        broken: HashMap<RequestId, Failure>,
+    ) -> Self {
         Self {
             reporter,
             open: members.collect(),
-            broken: HashMap::new(),
+            broken,
+            mode,
+            stepped: Vec::new(),
             lost: None,
         }
     }
@@ -126,6 +137,7 @@ impl<'a> Sink<'a> {
             tracing::error!(%request_id, "the program ended a request twice, or one that is not its own");
             return;
         }
+        self.reporter.shared.activity.ended(request_id);
         let rank = self.reporter.shared.rank;
         let outcome = match self.broken.remove(&request_id) {
             Some(failure) => Err(failure),
@@ -169,17 +181,30 @@ impl<'a> Sink<'a> {
         if !sent && let Some(failure) = self.broken.remove(&request_id) {
             self.send(request_id, &failed(failure), &[]);
         }
-        self.reporter.inbox.take_in();
+        self.reporter.inbox.take_in(self.reporter.shared);
     }
 }
 
 impl WaveSink for Sink<'_> {
+    fn enter(&mut self, stage: Stage<'_>) {
+        let activity = &self.reporter.shared.activity;
+        match stage {
+            Stage::Encode(request_id) => activity.enter(Work::Encode { request_id }),
+            Stage::Step(request_ids) => activity.enter_step(request_ids),
+            Stage::Decode(request_id) => activity.enter(Work::Decode { request_id }),
+        }
+    }
+
     fn started(&mut self, request_id: RequestId) {
         self.send(request_id, &Event::RequestStarted { request_id }, &[]);
-        self.reporter.inbox.take_in();
+        self.reporter.inbox.take_in(self.reporter.shared);
     }
 
     fn step(&mut self, request_id: RequestId, n_done: u32, n_steps: u32) {
+        self.reporter.shared.activity.stepped(request_id, n_done, n_steps);
+        if self.mode == Mode::Step {
+            self.stepped.push(request_id);
+        }
         if self.lost.is_none() {
             let step = Event::Step {
                 request_id,
@@ -188,7 +213,7 @@ impl WaveSink for Sink<'_> {
             };
             self.lost = self.reporter.send_quietly(&step).err();
         }
-        self.reporter.inbox.take_in();
+        self.reporter.inbox.take_in(self.reporter.shared);
     }
 
     fn tensor(&mut self, request_id: RequestId, tensor: NamedTensor) {
@@ -205,7 +230,7 @@ impl WaveSink for Sink<'_> {
             blob: BlobIdx(0),
         };
         self.send(request_id, &Event::Tensor { request_id, tensor }, &[&data]);
-        self.reporter.inbox.take_in();
+        self.reporter.inbox.take_in(self.reporter.shared);
     }
 
     fn done(&mut self, request_id: RequestId, outcome: Result<Generated, Failure>) {
@@ -219,6 +244,9 @@ impl WaveSink for Sink<'_> {
         }
         let (code, text) = if self.lost.is_some() || shared.stop() == Stop::Gone {
             (FailureCode::Closed, "the executor is gone")
+        } else if self.mode == Mode::Step {
+            // Several ranks must stop at the same step, so the wave itself says who does.
+            return None;
         } else if shared.is_cancelled(self.reporter.call_id, request_id) {
             (FailureCode::Cancelled, "cancelled")
         } else if shared.stop() != Stop::No {

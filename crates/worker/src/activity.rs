@@ -1,0 +1,289 @@
+//! What the rank is doing, for those who ask while it does it, and for a profile.
+//!
+//! R1. The runner writes and the control thread reads; the lock is held for as long as it takes to copy a few numbers, never while
+//!     anything is computed or sent.
+//! R2. A recording holds at most [`MAX_RECORDED`] spans and request ids together; what finds no room is counted.
+
+use denoised_os::now_ns;
+use denoised_types::{CallId, Failure, FailureCode, Mode, Rank, RequestId, WaveId};
+use denoised_wire::{Doing, MemberProgress, Profile, RankProgress, Span, Work};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+/// Most spans and request ids of one recording: a reply of less than a megabyte.
+const MAX_RECORDED: usize = 32_768;
+
+/// What runner and control thread share about the present.
+#[derive(Debug)]
+pub(crate) struct Activity {
+    rank: Rank,
+    /// Commands that were taken off the data lane and not begun.
+    pub(crate) n_waiting: AtomicU32,
+    /// Waves carried out so far.
+    pub(crate) n_waves: AtomicU64,
+    /// Methods run so far, on both lanes.
+    pub(crate) n_calls: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    now: Now,
+    since_ns: u64,
+    moved_ns: u64,
+    last_call_id: CallId,
+    /// Members of the present wave that have not ended.
+    members: Vec<MemberProgress>,
+    /// Requests that are between two waves.
+    residents: Vec<MemberProgress>,
+    /// The piece of the present wave, and since when.
+    work: Option<(Work, u64)>,
+    recording: Option<Recording>,
+}
+
+#[derive(Clone, Debug)]
+enum Now {
+    Start,
+    Nothing,
+    Method(Arc<str>),
+    Wave(WaveId, Mode),
+    End,
+}
+
+#[derive(Debug)]
+struct Recording {
+    begin_ns: u64,
+    spans: Vec<Span>,
+    room: usize,
+    n_dropped: u64,
+}
+
+impl Activity {
+    pub(crate) fn new(rank: Rank) -> Self {
+        let now = now_ns();
+        Self {
+            rank,
+            n_waiting: AtomicU32::new(0),
+            n_waves: AtomicU64::new(0),
+            n_calls: AtomicU64::new(0),
+            state: Mutex::new(State {
+                now: Now::Start,
+                since_ns: now,
+                moved_ns: now,
+                last_call_id: CallId(0),
+                members: Vec::new(),
+                residents: Vec::new(),
+                work: None,
+                recording: None,
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that can panic runs under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rank waits for a command.
+    pub(crate) fn wait(&self) {
+        self.lock().turn_to(Now::Nothing);
+    }
+
+    /// The rank finishes.
+    pub(crate) fn end(&self) {
+        self.lock().turn_to(Now::End);
+    }
+
+    /// A command was begun.
+    pub(crate) fn begin(&self, call_id: CallId) {
+        self.lock().last_call_id = call_id;
+    }
+
+    /// A method was begun.
+    pub(crate) fn begin_method(&self, name: &Arc<str>) {
+        self.lock().turn_to(Now::Method(Arc::clone(name)));
+    }
+
+    /// A wave with these members was begun; those that an earlier wave left behind are where they were.
+    pub(crate) fn begin_wave(&self, wave_id: WaveId, mode: Mode, members: impl Iterator<Item = RequestId>) {
+        let mut state = self.lock();
+        state.turn_to(Now::Wave(wave_id, mode));
+        for request_id in members {
+            let known = state
+                .residents
+                .iter()
+                .position(|member| member.request_id == request_id);
+            let member = match known {
+                Some(idx) => state.residents.remove(idx),
+                None => MemberProgress {
+                    request_id,
+                    n_done: 0,
+                    n_steps: 0,
+                },
+            };
+            state.members.push(member);
+        }
+    }
+
+    /// The wave computes this from now on.
+    pub(crate) fn enter(&self, work: Work) {
+        let mut state = self.lock();
+        let now = state.leave();
+        state.work = Some((work, now));
+    }
+
+    /// As [`Activity::enter`] for one forward of these requests.
+    pub(crate) fn enter_step(&self, request_ids: &[RequestId]) {
+        let mut state = self.lock();
+        let step_idx = |request_id: RequestId| {
+            let member = state
+                .members
+                .iter()
+                .find(|member| member.request_id == request_id);
+            (request_id, member.map_or(0, |member| member.n_done))
+        };
+        let members = request_ids.iter().copied().map(step_idx).collect();
+        let now = state.leave();
+        state.work = Some((Work::Step { members }, now));
+    }
+
+    /// A step of a request is done.
+    pub(crate) fn stepped(&self, request_id: RequestId, n_done: u32, n_steps: u32) {
+        let mut state = self.lock();
+        state.leave();
+        if let Some(member) = state
+            .members
+            .iter_mut()
+            .find(|member| member.request_id == request_id)
+        {
+            (member.n_done, member.n_steps) = (n_done, n_steps);
+        }
+    }
+
+    /// A request of the wave ended.
+    pub(crate) fn ended(&self, request_id: RequestId) {
+        let mut state = self.lock();
+        state.leave();
+        state.members.retain(|member| member.request_id != request_id);
+    }
+
+    /// What the control lane answers.
+    pub(crate) fn progress(&self) -> RankProgress {
+        let state = self.lock();
+        let doing = match &state.now {
+            Now::Start => Doing::Start,
+            Now::Nothing => Doing::Nothing,
+            Now::Method(name) => Doing::Method {
+                name: name.to_string(),
+            },
+            Now::Wave(wave_id, mode) => Doing::Wave {
+                wave_id: *wave_id,
+                mode: *mode,
+                members: state.members.clone(),
+                work: state.work.as_ref().map(|(work, _)| work.clone()),
+            },
+            Now::End => Doing::End,
+        };
+        RankProgress {
+            rank: self.rank,
+            now_ns: now_ns(),
+            doing,
+            since_ns: state.since_ns,
+            moved_ns: state.moved_ns,
+            last_call_id: state.last_call_id,
+            n_waiting: self.n_waiting.load(Ordering::Relaxed),
+            residents: state.residents.clone(),
+        }
+    }
+
+    /// Begins a recording.
+    ///
+    /// # Errors
+    /// There is one already.
+    pub(crate) fn start_recording(&self) -> Result<(), Failure> {
+        let mut state = self.lock();
+        if state.recording.is_some() {
+            let text = "a profile is being recorded already; `profile_stop` ends it";
+            return Err(Failure::new(FailureCode::InvalidRequest, text));
+        }
+        state.recording = Some(Recording {
+            begin_ns: now_ns(),
+            spans: Vec::new(),
+            room: MAX_RECORDED,
+            n_dropped: 0,
+        });
+        Ok(())
+    }
+
+    /// Ends the recording.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn stop_recording(&self) -> Result<Profile, Failure> {
+        let recording = self.lock().recording.take().ok_or_else(|| {
+            let text = "no profile is being recorded; `profile_start` begins one";
+            Failure::new(FailureCode::InvalidRequest, text)
+        })?;
+        Ok(Profile {
+            rank: self.rank,
+            begin_ns: recording.begin_ns,
+            end_ns: now_ns(),
+            spans: recording.spans,
+            n_dropped: recording.n_dropped,
+        })
+    }
+}
+
+impl State {
+    /// Ends what the rank does and begins something else. Members of a wave that have not ended are residents from now on.
+    fn turn_to(&mut self, next: Now) {
+        let now = self.leave();
+        let (was, begin_ns) = (std::mem::replace(&mut self.now, next), self.since_ns);
+        self.since_ns = now;
+        self.residents.append(&mut self.members);
+        if self.recording.is_none() {
+            return;
+        }
+        let work = match was {
+            Now::Start | Now::End => return,
+            Now::Nothing => Work::Wait,
+            Now::Method(name) => Work::Method {
+                name: name.to_string(),
+            },
+            Now::Wave(wave_id, mode) => Work::Wave { wave_id, mode },
+        };
+        self.record(work, begin_ns, now);
+    }
+
+    /// Ends the piece of a wave that was computed, if any; returns the time.
+    fn leave(&mut self) -> u64 {
+        let now = now_ns();
+        self.moved_ns = now;
+        if let Some((work, begin_ns)) = self.work.take() {
+            self.record(work, begin_ns, now);
+        }
+        now
+    }
+
+    fn record(&mut self, work: Work, begin_ns: u64, end_ns: u64) {
+        let Some(recording) = &mut self.recording else {
+            return;
+        };
+        let n_entries = match &work {
+            Work::Step { members } => 1 + members.len(),
+            _ => 1,
+        };
+        if n_entries > recording.room {
+            recording.n_dropped += 1;
+            return;
+        }
+        recording.room -= n_entries;
+        recording.spans.push(Span {
+            work,
+            begin_ns,
+            duration_ns: end_ns.saturating_sub(begin_ns),
+        });
+    }
+}
