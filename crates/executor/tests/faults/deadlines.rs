@@ -84,3 +84,89 @@ fn t3_a_full_ring_shares_the_budget_of_its_call() {
     }
     assert!(outcomes(&events).values().all(Result::is_ok), "nothing was lost");
 }
+
+#[test]
+fn t3_waiting_for_room_and_for_the_answer_share_one_budget() {
+    let _watchdog = watchdog("t3 both");
+    let mut options = options(1, &Script::default());
+    options.link = LinkSpec {
+        command_ring_bytes: 8 << 10,
+        ..options.link
+    };
+    let executor = start_with(options);
+    let executor = &executor;
+    let pids = executor.world().pids;
+    let budget = Duration::from_millis(1000);
+    let mut next_id = 0;
+    // On a busy machine a try may take longer than it should, but not each of them; with a budget for each wait all would.
+    let takes: Vec<Duration> = (0..5)
+        .map(|_| {
+            kill("STOP", &pids);
+            loop {
+                let id = next_id;
+                next_id += 1;
+                let wave = wave(id, &[0], &[(id, request(id, 1))]);
+                if executor.dispatch(wave, Instant::now()).is_err() {
+                    break;
+                }
+            }
+            let took = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // The ring is full for 0.8 s of the call's one second.
+                    std::thread::sleep(Duration::from_millis(800));
+                    kill("CONT", &pids);
+                });
+                let begin = Instant::now();
+                let call = MethodCall::new("sleep", b"1500", begin + budget);
+                match executor.call(&call) {
+                    Err(ExecutorError::Deadline { silent, .. }) => assert_eq!(silent, [Rank(0)]),
+                    other => panic!("{other:?}"),
+                }
+                begin.elapsed()
+            });
+            assert!(took >= budget, "{took:?}");
+            // What was in the ring, and the call that is late, are over before the next try.
+            executor.call(&MethodCall::new("echo", b"", late())).unwrap();
+            took
+        })
+        .collect();
+    println!("of 1 s: {takes:?}");
+    assert!(
+        takes.iter().any(|took| *took < Duration::from_millis(1500)),
+        "{takes:?}"
+    );
+    assert_eq!(executor.failure(), None);
+}
+
+#[test]
+fn t5_no_time_is_a_look_at_what_is_there_and_sends_nothing() {
+    let _watchdog = watchdog("t5");
+    let executor = start(2, &Script::default());
+    executor
+        .dispatch(wave(1, &[0], &[(1, request(1, 1))]), late())
+        .unwrap();
+    // A wait of no time returns at once, with what has arrived; in a loop it gets everything.
+    let mut events = Vec::new();
+    while outcomes(&events).is_empty() {
+        events.extend(executor.wait_events(Instant::now()));
+    }
+    let n_sent = executor.stats().n_calls;
+    let now = Instant::now();
+    for past in [now, now.checked_sub(Duration::from_secs(3600)).unwrap_or(now)] {
+        for execute in [Ranks::All, Ranks::One(Rank(1))] {
+            let begin = Instant::now();
+            let call = MethodCall::new("echo", b"x", past).execute(execute);
+            match executor.call(&call).unwrap_err() {
+                ExecutorError::Deadline { silent, .. } => {
+                    assert!(silent.contains(&Rank(1)), "{silent:?}");
+                }
+                other => panic!("{other:?}"),
+            }
+            assert!(begin.elapsed() < Duration::from_secs(10));
+        }
+    }
+    assert_eq!(executor.stats().n_calls, n_sent, "nothing was sent");
+    for reply in executor.call(&MethodCall::new("status", b"", late())).unwrap() {
+        assert_eq!(WorkerStatus::from_bytes(&reply.bytes).unwrap().n_calls, 0);
+    }
+}

@@ -81,7 +81,7 @@ fn d3_sixteen_requests_get_sixteen_ends_after_a_kill() {
 fn d5_the_status_is_the_true_one_every_time() {
     let _watchdog = watchdog("d5");
     let mut slowest = Duration::ZERO;
-    for round in 0..25 {
+    for round in 0..100 {
         let executor = start(1, &Script::default());
         kill("KILL", &executor.world().pids);
         let begin = Instant::now();
@@ -93,8 +93,8 @@ fn d5_the_status_is_the_true_one_every_time() {
             "{round}: {failure}"
         );
     }
-    println!("slowest of 25 deaths was reported {slowest:?} after the kill returned");
-    for _ in 0..10 {
+    println!("slowest of 100 deaths was reported {slowest:?} after the kill returned");
+    for _ in 0..25 {
         let executor = start(1, &Script::default());
         let error = executor.call(&MethodCall::new("exit", b"3", late())).unwrap_err();
         let ExecutorError::Failed(failure) = error else {

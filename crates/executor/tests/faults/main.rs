@@ -5,13 +5,18 @@
     reason = "times of the run, for whoever looks (`--nocapture`)"
 )]
 
-mod deadlines;
 mod death;
-mod memory;
 mod orphans;
-mod ring;
 mod shutdown;
 mod start;
+
+mod memory;
+mod ring;
+
+mod deadlines;
+mod errors;
+
+mod cancel;
 
 use denoised_executor::{
     Executor, ExecutorError, ExecutorEvent, Limits, LinkSpec, MethodCall, MpExecutor, MpOptions, Ranks,
@@ -43,6 +48,11 @@ use std::{
 #[test]
 fn scripted_worker_process() {
     be_a_scripted_worker();
+}
+
+/// Whether to run the cases with their full numbers, which take minutes: with `DENOISED_FULL_CASES` set.
+pub(crate) fn is_full() -> bool {
+    std::env::var_os("DENOISED_FULL_CASES").is_some()
 }
 
 pub(crate) fn watchdog(name: &str) -> Watchdog {

@@ -22,7 +22,7 @@ fn s1_an_interrupt_for_the_whole_group_ends_in_order() {
 }
 
 #[test]
-fn s3_a_worker_gets_its_time_to_clean_up() {
+fn s3_a_worker_gets_its_time_to_clean_up_and_no_signal_meanwhile() {
     let _watchdog = watchdog("s3");
     let folder = tempfile::tempdir().unwrap();
     let marker = folder.path().join("marker");
@@ -31,7 +31,19 @@ fn s3_a_worker_gets_its_time_to_clean_up() {
         cleanup_ms: 500,
         ..Script::default()
     };
-    let executor = start(1, &script);
+    let mut options = options(1, &script);
+    // What is signalled is a shell that notes it, and that ends as the worker does which it runs.
+    let mut args = vec![
+        "-c".into(),
+        "trap 'echo TERM >> \"$1\"' TERM; shift; \"$@\"; exit $?".into(),
+        "shell".into(),
+        marker.clone().into_os_string(),
+        std::env::current_exe().unwrap().into_os_string(),
+    ];
+    args.append(&mut options.program.args);
+    options.program.path = Some("/bin/sh".into());
+    options.program.args = args;
+    let executor = start_with(options);
     let report = executor.shutdown(soon());
     assert_eq!(
         (report.ranks[0].means, report.ranks[0].status.as_str()),
