@@ -1,7 +1,7 @@
 //! The command line: names, defaults, ranges and help texts. Says nothing about how anything is done.
 
-use clap::{ArgAction, ArgGroup, Args, Parser, Subcommand};
-use denoised_types::GenerateRequest;
+use clap::{ArgAction, ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use denoised_types::{GenerateRequest, Mode};
 use std::path::PathBuf;
 
 /// Most pictures of one command.
@@ -55,7 +55,16 @@ CASE is a folder with model/, reference.json and reference.safetensors, as
 scripts/reference/make_reference.py writes them. The case runs once per rank at the same time: first
 from the initial latents that the reference gives, then from its seed. Every tensor is compared by
 relative L2 error, integers exactly, and its SHA-256 must be the same on all ranks. Exit code 0 only
-if every tensor of both sides is matched, of the same shape, finite and within its limit.";
+if every tensor of both sides is matched, of the same shape, finite and within its limit.
+
+--share N: the case runs once more while N other requests share its waves on every rank, and must come
+out the same to the last bit. They have seeds, prompts and step counts of their own and start before,
+with and after the case; one in four has another size and guidance, one in four is given up on the way.";
+
+const MODES_HELP: &str = "\
+Modes: in request mode a wave is whole pictures; those that share it begin and end together. In step
+mode a wave is one denoiser step, and pictures join and leave between steps. The pictures are the same,
+byte for byte.";
 
 /// Diffusion models through worker processes.
 ///
@@ -76,10 +85,10 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Make pictures from prompts
-    #[command(after_long_help = format!("{GENERATE_HELP}\n\n{EXIT_CODES}"))]
+    #[command(after_long_help = format!("{MODES_HELP}\n\n{GENERATE_HELP}\n\n{EXIT_CODES}"))]
     Generate(GenerateArgs),
     /// Compare a model with a stored reference case, tensor by tensor
-    #[command(after_long_help = format!("{VERIFY_HELP}\n\n{EXIT_CODES}"))]
+    #[command(after_long_help = format!("{MODES_HELP}\n\n{VERIFY_HELP}\n\n{EXIT_CODES}"))]
     Verify(VerifyArgs),
     /// Measure message paths, denoise steps and memory on this machine
     Bench(BenchArgs),
@@ -107,6 +116,38 @@ pub(crate) struct WorldArgs {
     /// Dtype of the computation; device `cpu` has `f32`
     #[arg(long, value_name = "NAME", default_value = "f32")]
     pub(crate) dtype: String,
+
+    /// Start without the small picture that every worker computes before it counts as ready
+    #[arg(long)]
+    pub(crate) no_warm_up: bool,
+}
+
+/// How a wave runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModeName {
+    /// A wave is whole pictures
+    Request,
+    /// A wave is one step of each picture
+    Step,
+}
+
+impl ModeName {
+    /// As on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Step => "step",
+        }
+    }
+}
+
+impl From<ModeName> for Mode {
+    fn from(name: ModeName) -> Self {
+        match name {
+            ModeName::Request => Self::Request,
+            ModeName::Step => Self::Step,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Args)]
@@ -156,6 +197,18 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) sampler: Option<String>,
 
+    /// How a wave runs: whole pictures, or one step of each
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = ModeName::Request)]
+    pub(crate) mode: ModeName,
+
+    /// Most pictures that one worker computes at a time
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) max_batch: u32,
+
+    /// Write what every worker did and when to this file, as a trace that Perfetto and Chrome show
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+
     #[command(flatten)]
     pub(crate) world: WorldArgs,
 
@@ -176,6 +229,18 @@ pub(crate) struct VerifyArgs {
 
     #[command(flatten)]
     pub(crate) world: WorldArgs,
+
+    /// How a wave runs: whole pictures, or one step of each
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = ModeName::Request)]
+    pub(crate) mode: ModeName,
+
+    /// Run the case once more with N other requests in its waves
+    #[arg(long = "share", value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=64))]
+    pub(crate) n_sharing: u16,
+
+    /// Write what every worker did and when to this file, as a trace that Perfetto and Chrome show
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
 
     /// Write our tensors to this safetensors file
     #[arg(long, value_name = "FILE")]

@@ -5,11 +5,11 @@ use crate::error::Error;
 use crate::every_rank::EveryRank;
 use crate::model_folder;
 use crate::output::write_stdout;
-use crate::{bench_memory, bench_step};
+use crate::{bench_memory, bench_step, sharing};
 use denoised_executor::bench as executor;
 use denoised_executor::{Executor, MpExecutor, MpOptions, WorkerProgram};
 use denoised_ring::bench::{self as ring, Times};
-use denoised_types::{Failure, FailureCode, GenerateRequest, Rank, WorkerConfig};
+use denoised_types::{Failure, FailureCode, GenerateRequest, Mode, Rank, WorkerConfig};
 use denoised_worker::{Program, Registry, Start, StartContext, Started, StepWave, WaveMember, WaveSink};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -254,14 +254,14 @@ fn worker_config(model: PathBuf, n_threads: Option<u32>) -> WorkerConfig {
 fn demo_step() -> Result<Duration, Error> {
     let model = model_folder::choose(None)?;
     let worker = MpExecutor::start(MpOptions::new(1, worker_config(model, None)), &mut |_, _| {})?;
-    let mut every_rank = EveryRank::new(&worker);
+    let mut every_rank = EveryRank::new(&worker, Mode::Request);
     let mut fastest = Duration::MAX;
     for seed in 0..N_DEMO_PICTURES {
         let request = GenerateRequest {
             seed,
             ..GenerateRequest::new("a red apple")
         };
-        for generated in every_rank.run(&request)? {
+        for generated in every_rank.run(&sharing::alone(&request))? {
             let step_s = generated.times.denoise_ms / 1e3 / f64::from(generated.resolved.n_steps.max(1));
             fastest = fastest.min(Duration::from_secs_f64(step_s.max(0.0)));
         }

@@ -19,25 +19,31 @@ pub(crate) struct Row {
     pub(crate) name: String,
     /// Its shape: ours, or the reference's if we have none.
     pub(crate) shape: Vec<u64>,
-    /// Relative L2 error over ranks, the largest; `None` if the tensors cannot be compared or are compared exactly.
+    /// Relative L2 error over runs, the largest; `None` if the tensors cannot be compared or are compared exactly.
     pub(crate) error: Option<f64>,
     /// What the error may be; 0 means exact.
     pub(crate) limit: f64,
-    /// SHA-256 of our elements, one entry if equal on all ranks, else one per rank; empty if we have no such tensor.
+    /// SHA-256 of our elements, one entry if equal in all runs, else one per run; empty if we have no such tensor.
     pub(crate) sha256: Vec<String>,
     /// What is wrong; `None` if nothing is.
     pub(crate) problem: Option<String>,
 }
 
-/// Compares what every rank computed with the reference, names of both sides.
+/// Compares what every run computed with the reference, names of both sides. The first `n_ranks` runs are those of the ranks, by
+/// rank; further ones, if any, those of the same ranks when other requests shared the waves.
 ///
 /// `renamed` maps names of ours to the name in the reference that they must equal, where it is not the same name.
-pub(crate) fn compare(ranks: &[Tensors], reference: &Tensors, renamed: &[(&str, &str)]) -> Vec<Row> {
+pub(crate) fn compare(
+    runs: &[Tensors],
+    n_ranks: usize,
+    reference: &Tensors,
+    renamed: &[(&str, &str)],
+) -> Vec<Row> {
     let reference_name = |name: &str| -> String {
         let found = renamed.iter().find(|(ours, _)| *ours == name);
         found.map_or(name, |(_, theirs)| theirs).to_owned()
     };
-    let ours = ranks.iter().flat_map(|tensors| tensors.keys().cloned());
+    let ours = runs.iter().flat_map(|tensors| tensors.keys().cloned());
     let names: BTreeSet<String> = ours.chain(reference.keys().cloned()).collect();
     let mut names: Vec<String> = names.into_iter().collect();
     names.sort_by_key(|name| order_of(name));
@@ -45,13 +51,21 @@ pub(crate) fn compare(ranks: &[Tensors], reference: &Tensors, renamed: &[(&str, 
         .into_iter()
         .map(|name| {
             let expected = reference.get(&reference_name(&name));
-            let found: Vec<Option<&NamedTensor>> = ranks.iter().map(|tensors| tensors.get(&name)).collect();
-            row(name, &found, expected)
+            let found: Vec<Option<&NamedTensor>> = runs.iter().map(|tensors| tensors.get(&name)).collect();
+            row(name, &found, n_ranks, expected)
         })
         .collect()
 }
 
-fn row(name: String, found: &[Option<&NamedTensor>], expected: Option<&NamedTensor>) -> Row {
+/// Which run it was, in words.
+fn run_name(run_idx: usize, n_ranks: usize) -> String {
+    match run_idx.checked_sub(n_ranks) {
+        None => format!("on rank {run_idx}"),
+        Some(rank_idx) => format!("on rank {rank_idx} among other requests"),
+    }
+}
+
+fn row(name: String, found: &[Option<&NamedTensor>], n_ranks: usize, expected: Option<&NamedTensor>) -> Row {
     let mut row = Row {
         shape: found
             .iter()
@@ -74,13 +88,13 @@ fn row(name: String, found: &[Option<&NamedTensor>], expected: Option<&NamedTens
         .iter()
         .map(|tensor| tensor.map(|tensor| hex(&Sha256::digest(&tensor.data))))
         .collect();
-    if let Some((rank_idx, _)) = sums.iter().enumerate().find(|(_, sum)| sum.is_none()) {
+    if let Some((run_idx, _)) = sums.iter().enumerate().find(|(_, sum)| sum.is_none()) {
         row.sha256 = sums.iter().flatten().cloned().collect();
         row.sha256.dedup();
         row.problem = Some(if row.sha256.is_empty() {
             "in the reference only".to_owned()
         } else {
-            format!("missing on rank {rank_idx}")
+            format!("missing {}", run_name(run_idx, n_ranks))
         });
         return row;
     }
@@ -90,7 +104,7 @@ fn row(name: String, found: &[Option<&NamedTensor>], expected: Option<&NamedTens
         row.problem = Some("not in the reference".to_owned());
         return row;
     };
-    for (rank_idx, tensor) in found.iter().flatten().enumerate() {
+    for (run_idx, tensor) in found.iter().flatten().enumerate() {
         match compare_one(tensor, expected) {
             Ok(error) => {
                 if expected.dtype == TensorDType::F32 {
@@ -109,7 +123,7 @@ fn row(name: String, found: &[Option<&NamedTensor>], expected: Option<&NamedTens
             Err(problem) => {
                 row.error = None;
                 row.problem = Some(if found.len() > 1 {
-                    format!("{problem} on rank {rank_idx}")
+                    format!("{problem} {}", run_name(run_idx, n_ranks))
                 } else {
                     problem
                 });
@@ -117,10 +131,16 @@ fn row(name: String, found: &[Option<&NamedTensor>], expected: Option<&NamedTens
             }
         }
     }
-    if row.sha256.windows(2).all(|pair| pair[0] == pair[1]) {
-        row.sha256.truncate(1);
-    } else if row.problem.is_none() {
-        row.problem = Some("not the same on all ranks".to_owned());
+    match row.sha256.iter().position(|sum| *sum != row.sha256[0]) {
+        None => row.sha256.truncate(1),
+        Some(run_idx) if row.problem.is_none() => {
+            row.problem = Some(if run_idx < n_ranks {
+                "not the same on all ranks".to_owned()
+            } else {
+                "not the same among other requests as alone".to_owned()
+            });
+        }
+        Some(_) => {}
     }
     row
 }
@@ -300,7 +320,7 @@ mod tests {
     }
 
     fn problem(found: &[NamedTensor], expected: &[NamedTensor]) -> Option<String> {
-        let rows = compare(&[tensors(found)], &tensors(expected), &[]);
+        let rows = compare(&[tensors(found)], 1, &tensors(expected), &[]);
         rows.into_iter().find_map(|row| row.problem)
     }
 
@@ -309,6 +329,7 @@ mod tests {
         // ||(0.3, 0.4)|| = 0.5 over ||(3, 4)|| = 5.
         let rows = compare(
             &[tensors(&[one("x", &[3.3, 4.4])])],
+            1,
             &tensors(&[one("x", &[3.0, 4.0])]),
             &[],
         );
@@ -371,13 +392,24 @@ mod tests {
     fn ranks_must_agree_to_the_last_bit() {
         let reference = tensors(&[one("x", &[1.0])]);
         let (same, other) = (tensors(&[one("x", &[1.0])]), tensors(&[one("x", &[1.000001])]));
-        let rows = compare(&[same.clone(), same.clone()], &reference, &[]);
+        let rows = compare(&[same.clone(), same.clone()], 2, &reference, &[]);
         assert_eq!((rows[0].problem.clone(), rows[0].sha256.len()), (None, 1));
-        let rows = compare(&[same.clone(), other], &reference, &[]);
+        let rows = compare(&[same.clone(), other.clone()], 2, &reference, &[]);
         assert_eq!(rows[0].problem.as_deref(), Some("not the same on all ranks"));
         assert_eq!(rows[0].sha256.len(), 2);
-        let rows = compare(&[same, Tensors::new()], &reference, &[]);
+        let rows = compare(&[same.clone(), Tensors::new()], 2, &reference, &[]);
         assert_eq!(rows[0].problem.as_deref(), Some("missing on rank 1"));
+        // The same with other requests in the waves of one rank.
+        let rows = compare(&[same.clone(), other], 1, &reference, &[]);
+        assert_eq!(
+            rows[0].problem.as_deref(),
+            Some("not the same among other requests as alone")
+        );
+        let rows = compare(&[same, Tensors::new()], 1, &reference, &[]);
+        assert_eq!(
+            rows[0].problem.as_deref(),
+            Some("missing on rank 0 among other requests")
+        );
     }
 
     #[test]
@@ -385,6 +417,7 @@ mod tests {
         let ours = [one("latents.init", &[1.0]), one("seeded.latents.init", &[2.0])];
         let rows = compare(
             &[tensors(&ours)],
+            1,
             &tensors(&[one("latents.init", &[1.0])]),
             &[("seeded.latents.init", "latents.init")],
         );
@@ -397,6 +430,7 @@ mod tests {
         // sha256 of the four bytes 00 00 80 3f, from coreutils' sha256sum.
         let rows = compare(
             &[tensors(&[one("x", &[1.0])])],
+            1,
             &tensors(&[one("x", &[1.0])]),
             &[],
         );

@@ -4,12 +4,13 @@ use crate::args::{GenerateArgs, MAX_IMAGES};
 use crate::error::Error;
 use crate::output::{Target, say, write_stdout};
 use crate::png_file::{self, Parameters};
+use crate::profile::{self, Recording};
 use crate::progress::Progress;
 use crate::{interrupt, model_folder, prompts, world};
 use denoised_engine::{
-    Engine, EngineHandle, EngineOptions, RequestEvent, RequestHandle, RequestPolicy, SubmitOptions,
+    Engine, EngineHandle, EngineOptions, Output, RequestEvent, RequestHandle, SubmitOptions, policy,
 };
-use denoised_types::{Failure, FailureCode, GenerateRequest, Generated};
+use denoised_types::{Failure, FailureCode, GenerateRequest};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -47,6 +48,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
     let seeds: Vec<u64> = pictures.iter().map(|picture| picture.seed).collect();
     let target = Target::new(&args.output, &seeds)?;
 
+    profile::check(args.profile.as_deref())?;
+
     let progress = Progress::new(!args.quiet && !args.json);
     let executor = world::start(&args.world, &model, &progress)?;
     let family = executor
@@ -58,8 +61,14 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         default_deadline: DEADLINE,
         ..EngineOptions::default()
     };
-    let window = 2 * usize::from(args.world.workers);
-    let engine = Engine::start(executor, Box::new(RequestPolicy::new(window)), options)?;
+    let max_batch = args.max_batch as usize;
+    // As many as are computed at a time, and as many more, so that the next wave is full too.
+    let window = 2 * usize::from(args.world.workers) * max_batch;
+    let policy = policy(args.mode.into(), window, max_batch)?;
+    let recording = Recording::start(args.profile.as_deref(), &executor).inspect_err(|_| {
+        executor.shutdown(CLOSE_BUDGET);
+    })?;
+    let engine = Engine::start(executor, policy, options)?;
     let watched = interrupt::watched(|| {});
     progress.begin_pictures();
 
@@ -78,6 +87,11 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         stop: None,
     };
     let outcome = session.run(pictures, window);
+    // While the workers are there. What went wrong before is the news, not that the profile could not be had then.
+    let outcome = match recording.map_or(Ok(()), Recording::write) {
+        Err(error) if outcome.is_ok() => Err(error),
+        _ => outcome,
+    };
     // Nothing is left that a first Ctrl-C would have to wait for.
     drop(watched);
     drop(progress);
@@ -128,7 +142,7 @@ struct InFlight {
     submitted_at: Instant,
     n_done: u32,
     n_steps: u32,
-    end: Option<Result<Box<Generated>, Failure>>,
+    end: Option<Result<Output, Failure>>,
 }
 
 impl InFlight {
@@ -150,7 +164,7 @@ impl InFlight {
                 tracing::info!("picture {} begun on rank {rank}", self.picture.image_idx)
             }
             RequestEvent::Step { n_done, n_steps } => (self.n_done, self.n_steps) = (n_done, n_steps),
-            RequestEvent::Finished(generated) => self.end = Some(Ok(Box::new(generated.into_generated()))),
+            RequestEvent::Finished(output) => self.end = Some(Ok(output)),
             RequestEvent::Failed(failure) => self.end = Some(Err(failure)),
         }
     }
@@ -234,7 +248,7 @@ impl Session<'_> {
             while let Some(end) = in_flight.front_mut().and_then(|oldest| oldest.end.take()) {
                 let Some(one) = in_flight.pop_front() else { break };
                 match end {
-                    Ok(generated) => self.finished(&one, &generated)?,
+                    Ok(output) => self.finished(&one, &output)?,
                     Err(failure) => {
                         self.stop_after(&failure);
                         self.failed(&one.picture, failure.into())?;
@@ -298,23 +312,22 @@ impl Session<'_> {
         if n_steps == 0 {
             return;
         }
-        let n_ended = (self.n_finished + self.n_failed) as u64;
-        let n_running: u64 = in_flight.iter().map(|one| u64::from(one.n_done)).sum();
-        let message = format!(
-            "picture {} of {}",
-            (n_ended + 1).min(self.n_pictures as u64),
-            self.n_pictures
-        );
-        self.progress.steps(
-            n_ended * n_steps + n_running,
-            self.n_pictures as u64 * n_steps,
-            message,
-        );
+        // Several are under way at a time, and they do not end in the order in which they are written.
+        let n_ended =
+            self.n_finished + self.n_failed + in_flight.iter().filter(|one| one.end.is_some()).count();
+        let running = in_flight.iter().filter(|one| one.end.is_none());
+        let n_done = n_ended as u64 * n_steps + running.map(|one| u64::from(one.n_done)).sum::<u64>();
+        let message = match self.n_pictures {
+            1 => "picture".to_owned(),
+            n_pictures => format!("{n_ended} of {n_pictures} pictures"),
+        };
+        self.progress
+            .steps(n_done, self.n_pictures as u64 * n_steps, message);
     }
 
-    fn finished(&mut self, one: &InFlight, generated: &Generated) -> Result<(), Error> {
+    fn finished(&mut self, one: &InFlight, output: &Output) -> Result<(), Error> {
         let picture = &one.picture;
-        let resolved = &generated.resolved;
+        let (resolved, times) = (output.resolved(), output.times());
         let parameters = Parameters {
             prompt: &picture.prompt,
             negative_prompt: self.args.negative.as_deref(),
@@ -322,7 +335,7 @@ impl Session<'_> {
             family: &self.family,
             model_name: &self.model_name,
         };
-        let bytes = png_file::encode(&generated.image, &parameters).map_err(|cause| {
+        let bytes = png_file::encode(output.size(), output.rgb(), &parameters).map_err(|cause| {
             Failure::new(
                 FailureCode::Internal,
                 format!("cannot encode the picture: {cause}"),
@@ -349,11 +362,12 @@ impl Session<'_> {
                 "sampler": resolved.sampler,
                 "model": self.model_name,
                 "family": self.family,
-                "rank": generated.rank,
+                "mode": self.args.mode.name(),
+                "rank": output.rank(),
                 "times_ms": {
-                    "encode": generated.times.encode_ms,
-                    "denoise": generated.times.denoise_ms,
-                    "decode": generated.times.decode_ms,
+                    "encode": times.encode_ms,
+                    "denoise": times.denoise_ms,
+                    "decode": times.decode_ms,
                     "total": one.submitted_at.elapsed().as_secs_f64() * 1e3,
                 },
                 "warnings": resolved.warnings,
@@ -366,7 +380,6 @@ impl Session<'_> {
             if self.args.quiet {
                 return Ok(());
             }
-            let times = &generated.times;
             let seconds = (times.encode_ms + times.denoise_ms + times.decode_ms) / 1e3;
             let line = format!(
                 "seed {}{}, {}x{}, {} steps, {seconds:.2} s",

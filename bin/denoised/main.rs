@@ -21,8 +21,11 @@ mod png_file;
 mod prompts;
 
 mod every_rank;
+mod sharing;
+
 mod interrupt;
 mod logs;
+mod profile;
 mod progress;
 mod world;
 

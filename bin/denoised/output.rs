@@ -35,12 +35,7 @@ impl Target {
         let paths = file_names(pattern, seeds)?;
         let mut checked: Option<&Path> = None;
         for path in &paths {
-            if path.is_dir() {
-                return Err(Error::Output(format!(
-                    "cannot write {}: it is a folder; name a file in it",
-                    path.display()
-                )));
-            }
+            refuse_folder(path)?;
             let folder = folder_of(path);
             if checked != Some(folder) {
                 probe(path)?;
@@ -120,7 +115,26 @@ fn failed(path: &Path, cause: &io::Error) -> Error {
     Error::Output(format!("cannot write {}: {cause}", path.display()))
 }
 
-/// Whether a file could be created beside `path`: better known before the work than after it.
+/// Whether a file could be written at `path`: better known before the work than after it.
+///
+/// # Errors
+/// [`Error::Output`] naming the file.
+pub(crate) fn check(path: &Path) -> Result<(), Error> {
+    refuse_folder(path)?;
+    probe(path)
+}
+
+fn refuse_folder(path: &Path) -> Result<(), Error> {
+    if path.is_dir() {
+        return Err(Error::Output(format!(
+            "cannot write {}: it is a folder; name a file in it",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a file could be created beside `path`.
 fn probe(path: &Path) -> Result<(), Error> {
     let folder = folder_of(path);
     if !folder.is_dir() {

@@ -2,7 +2,7 @@
 //!
 //! The bytes depend on the picture and its parameters alone: nothing about workers, time or paths is in them.
 
-use denoised_types::{Image, Resolved};
+use denoised_types::Resolved;
 
 /// What is written beside the pixels.
 #[derive(Clone, Debug)]
@@ -44,13 +44,17 @@ impl Parameters<'_> {
     }
 }
 
-/// Encodes `image`.
+/// Encodes a picture of `size` (width, height): rows from the top, red first.
 ///
 /// # Errors
 /// The picture has no pixels, or not as many as its size says.
-pub(crate) fn encode(image: &Image, parameters: &Parameters<'_>) -> Result<Vec<u8>, png::EncodingError> {
+pub(crate) fn encode(
+    (width, height): (u32, u32),
+    rgb: &[u8],
+    parameters: &Parameters<'_>,
+) -> Result<Vec<u8>, png::EncodingError> {
     let mut bytes = Vec::new();
-    let mut encoder = png::Encoder::new(&mut bytes, image.width, image.height);
+    let mut encoder = png::Encoder::new(&mut bytes, width, height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_source_srgb(png::SrgbRenderingIntent::Perceptual);
@@ -63,7 +67,7 @@ pub(crate) fn encode(image: &Image, parameters: &Parameters<'_>) -> Result<Vec<u
         }
     }
     let mut writer = encoder.write_header()?;
-    writer.write_image_data(&image.rgb)?;
+    writer.write_image_data(rgb)?;
     writer.finish()?;
     Ok(bytes)
 }
@@ -86,11 +90,7 @@ mod tests {
 
     #[test]
     fn pixels_and_texts_come_back() {
-        let image = Image {
-            width: 2,
-            height: 1,
-            rgb: vec![255, 0, 0, 0, 0, 255],
-        };
+        let rgb = [255, 0, 0, 0, 0, 255];
         let resolved = resolved();
         let parameters = Parameters {
             prompt: "ein Apfel – «rot» 🍎",
@@ -99,15 +99,15 @@ mod tests {
             family: "sd3",
             model_name: "emoji-dit",
         };
-        let bytes = encode(&image, &parameters).unwrap();
-        assert_eq!(encode(&image, &parameters).unwrap(), bytes);
+        let bytes = encode((2, 1), &rgb, &parameters).unwrap();
+        assert_eq!(encode((2, 1), &rgb, &parameters).unwrap(), bytes);
 
         let mut reader = png::Decoder::new(std::io::Cursor::new(&bytes))
             .read_info()
             .unwrap();
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
         reader.next_frame(&mut pixels).unwrap();
-        assert_eq!(pixels, image.rgb);
+        assert_eq!(pixels, rgb);
         let info = reader.info();
         let latin: Vec<_> = info
             .uncompressed_latin1_text
@@ -134,11 +134,6 @@ mod tests {
 
     #[test]
     fn a_picture_that_contradicts_its_size_is_refused() {
-        let image = Image {
-            width: 2,
-            height: 2,
-            rgb: vec![0; 3],
-        };
         let resolved = resolved();
         let parameters = Parameters {
             prompt: "",
@@ -147,6 +142,6 @@ mod tests {
             family: "sd3",
             model_name: "m",
         };
-        assert!(encode(&image, &parameters).is_err());
+        assert!(encode((2, 2), &[0; 3], &parameters).is_err());
     }
 }

@@ -6,9 +6,11 @@ use crate::compare::{Row, Tensors, compare, shown, stack};
 use crate::error::Error;
 use crate::every_rank::EveryRank;
 use crate::output::write_stdout;
+use crate::profile::{self, Recording};
 use crate::progress::Progress;
-use crate::{interrupt, tensor_file, world};
+use crate::{interrupt, sharing, tensor_file, world};
 use denoised_executor::Executor;
+use denoised_types::{GenerateRequest, Generated};
 use serde_json::json;
 use std::fmt::Write;
 use std::time::Duration;
@@ -25,11 +27,17 @@ const SEEDED_LATENTS: &str = "seeded.latents.init";
 /// [`Error::Difference`] if anything is not as the reference says; otherwise what kept the case from being run.
 pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
     let case = Case::read(&args.case)?;
+    profile::check(args.profile.as_deref())?;
     let progress = Progress::new(!args.json);
     let executor = world::start(&args.world, &case.model, &progress)?;
     let waker = executor.waker();
     let watched = interrupt::watched(move || waker.wake());
-    let computed = compute(&case, executor.as_ref());
+    let n_ranks = usize::from(executor.world().world_size);
+    let computed = Recording::start(args.profile.as_deref(), &executor).and_then(|recording| {
+        let computed = compute(args, &case, executor.as_ref())?;
+        recording.map_or(Ok(()), Recording::write)?;
+        Ok(computed)
+    });
     drop(watched);
     drop(progress);
     executor.shutdown(if interrupt::is_interrupted() {
@@ -37,12 +45,17 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
     } else {
         CLOSE_BUDGET
     });
-    let ranks = computed?;
+    let runs = computed?;
 
-    if let (Some(path), Some(tensors)) = (&args.dump, ranks.first()) {
+    if let (Some(path), Some(tensors)) = (&args.dump, runs.first()) {
         tensor_file::write(path, tensors)?;
     }
-    let rows = compare(&ranks, &case.reference, &[(SEEDED_LATENTS, "latents.init")]);
+    let rows = compare(
+        &runs,
+        n_ranks,
+        &case.reference,
+        &[(SEEDED_LATENTS, "latents.init")],
+    );
     // In a batch the reference's own noise is one draw for all prompts, which no single request repeats.
     let is_compared = |row: &Row| !(case.is_batch && row.name == "seeded.image" && row.sha256.is_empty());
     let rows: Vec<Row> = rows.into_iter().filter(is_compared).collect();
@@ -64,30 +77,46 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
 }
 
 /// The tensors of every rank, by rank: of the run from the reference's latents under their own names, of the run from the seed
-/// under `seeded.…`.
-fn compute(case: &Case, executor: &dyn Executor) -> Result<Vec<Tensors>, Error> {
+/// under `seeded.…`. Where others are to share the waves, all ranks come once more, with them.
+fn compute(args: &VerifyArgs, case: &Case, executor: &dyn Executor) -> Result<Vec<Tensors>, Error> {
     let world = executor.world();
-    let family = world.model.map(|model| model.family).unwrap_or_default();
-    if family != case.family {
+    let Some(model) = world.model else {
+        return Err(Error::usage("the workers have no model"));
+    };
+    if model.family != case.family {
         return Err(Error::usage(format!(
-            "the checkpoint is of family `{family}`, the reference was made with `{}`",
-            case.family
+            "the checkpoint is of family `{}`, the reference was made with `{}`",
+            model.family, case.family
         )));
     }
-    let mut every_rank = EveryRank::new(executor);
     let n_ranks = usize::from(world.world_size);
+    let mut every_rank = EveryRank::new(executor, args.mode.into());
+    let mut alone = |request: &GenerateRequest| every_rank.run(&sharing::alone(request));
+    let mut runs = compute_all(case, n_ranks, &mut alone)?;
+    if args.n_sharing > 0 {
+        let mut among =
+            |request: &GenerateRequest| every_rank.run(&sharing::among(request, args.n_sharing, &model));
+        runs.extend(compute_all(case, n_ranks, &mut among)?);
+    }
+    Ok(runs)
+}
+
+/// One request's results by rank.
+type RunOnRanks<'a> = &'a mut dyn FnMut(&GenerateRequest) -> Result<Vec<Generated>, Error>;
+
+fn compute_all(case: &Case, n_ranks: usize, run: RunOnRanks<'_>) -> Result<Vec<Tensors>, Error> {
     let mut given: Vec<Vec<_>> = vec![Vec::new(); n_ranks];
     let mut seeded: Vec<Tensors> = vec![Tensors::new(); n_ranks];
     for (request_idx, request) in case.requests.iter().enumerate() {
         let mut from_latents = request.clone();
         from_latents.latents = Some(case.latents_of(request_idx)?);
-        for (rank_idx, generated) in every_rank.run(&from_latents)?.into_iter().enumerate() {
+        for (rank_idx, generated) in run(&from_latents)?.into_iter().enumerate() {
             given[rank_idx].push(generated.tensors);
         }
         if case.is_batch {
             continue;
         }
-        for (rank_idx, generated) in every_rank.run(request)?.into_iter().enumerate() {
+        for (rank_idx, generated) in run(request)?.into_iter().enumerate() {
             for mut tensor in generated.tensors {
                 if tensor.name == "image" || tensor.name == "latents.init" {
                     tensor.name = format!("seeded.{}", tensor.name);
@@ -96,14 +125,14 @@ fn compute(case: &Case, executor: &dyn Executor) -> Result<Vec<Tensors>, Error> 
             }
         }
     }
-    let mut ranks = Vec::new();
+    let mut runs = Vec::new();
     for (rank_idx, (given, seeded)) in given.into_iter().zip(seeded).enumerate() {
         let mut tensors =
             stack(given).map_err(|problem| Error::Difference(format!("rank {rank_idx}: {problem}")))?;
         tensors.extend(seeded);
-        ranks.push(tensors);
+        runs.push(tensors);
     }
-    Ok(ranks)
+    Ok(runs)
 }
 
 fn as_table(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> String {
@@ -113,8 +142,18 @@ fn as_table(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> Str
         let _ = writeln!(text, "{}", line.to_string().trim_end());
     };
     line(format_args!(
-        "case {} ({}), {} with {} worker(s), {} {}",
-        case.name, case.family, world.executor, world.workers, world.device, world.dtype
+        "case {} ({}), {} with {} worker(s), {} {}, {} mode{}",
+        case.name,
+        case.family,
+        world.executor,
+        world.workers,
+        world.device,
+        world.dtype,
+        args.mode.name(),
+        match args.n_sharing {
+            0 => String::new(),
+            n_sharing => format!(", alone and with {n_sharing} other request(s) in its waves"),
+        }
     ));
     let name_width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(6);
     let shape_width = rows
@@ -186,6 +225,8 @@ fn as_json(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> Stri
         "threads": world.threads,
         "device": world.device,
         "dtype": world.dtype,
+        "mode": args.mode.name(),
+        "n_sharing": args.n_sharing,
         "tensors": tensors,
         "n_wrong": n_wrong,
         "ok": n_wrong == 0,

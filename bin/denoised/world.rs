@@ -1,17 +1,14 @@
-//! Executors by name: the one place that knows which there are.
+//! The workers of a command: which executor, which program, which options.
 
 use crate::args::WorldArgs;
 use crate::error::Error;
 use crate::logs;
 use crate::progress::Progress;
-use denoised_executor::{Executor, MpExecutor, MpOptions, UniExecutor, UniOptions, WorkerProgram};
-use denoised_types::WorkerConfig;
+use denoised_executor::{Executor, ExecutorRegistry, MpOptions, WorkerProgram};
+use denoised_types::{Failure, WorkerConfig};
 use denoised_worker::Registry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Names that work, for messages.
-const KNOWN: &str = "mp, uni";
 
 /// Starts the workers that `args` ask for, each with the checkpoint in `model`, and waits until they are ready.
 ///
@@ -26,40 +23,19 @@ pub(crate) fn start(args: &WorldArgs, model: &Path, progress: &Progress) -> Resu
         device: args.device.clone(),
         dtype: args.dtype.clone(),
         n_threads: args.threads,
-        warm_up: true,
+        warm_up: !args.no_warm_up,
     };
-    let mut on_phase = |rank, phase| progress.phase(rank, &phase);
-    let executor: Arc<dyn Executor> = match args.executor.as_str() {
-        "mp" => {
-            let mut options = MpOptions::new(args.workers, config);
-            options.program = worker_program();
-            options.stderr = progress.stderr_sink();
-            Arc::new(MpExecutor::start(options, &mut on_phase)?)
-        }
-        "uni" if args.workers != 1 => {
-            return Err(Error::usage(format!(
-                "executor `uni` has one worker; use --executor mp for {}",
-                args.workers
-            )));
-        }
-        "uni" => {
-            let serve = Box::new(|end| {
-                // How it ended is known to the executor.
-                let _ = denoised_worker::serve(end, Registry::pipeline());
-            });
-            Arc::new(UniExecutor::start(UniOptions::new(config), serve, &mut on_phase)?)
-        }
-        name @ ("ray" | "external_launcher") => {
-            return Err(Error::usage(format!(
-                "executor `{name}` is not in this version; there are: {KNOWN}"
-            )));
-        }
-        name => {
-            return Err(Error::usage(format!(
-                "unknown executor `{name}`; there are: {KNOWN}"
-            )));
-        }
-    };
+    let registry = ExecutorRegistry::new(|end| {
+        // How it ended is known to the executor.
+        let _ = denoised_worker::serve(end, Registry::pipeline());
+    });
+    let mut options = MpOptions::new(args.workers, config);
+    options.program = worker_program();
+    options.stderr = progress.stderr_sink();
+    let choice = args.executor.as_str().into();
+    let executor = registry
+        .start(&choice, options, &mut |rank, phase| progress.phase(rank, &phase))
+        .map_err(Failure::from)?;
     let world = executor.world();
     tracing::info!(
         "{} with {} worker(s) {:?} is ready, {} bytes of weights",
