@@ -4,7 +4,8 @@
 //!
 //! R1. A request leaves the table exactly when its one terminal event is emitted; what is not in the table is never told anything.
 //! R2. An executor is not believed: events about unknown, ended or waiting requests are counted and change nothing.
-//! R3. Every request ends by its deadline plus `cancel_grace`, every wave by `stuck_limit` after the last moment it had a reason to run.
+//! R3. Every request ends by its deadline plus `cancel_grace`, every wave by `stuck_limit` after the last moment it had a reason to run
+//!     (in step mode: after the first of its members had none, for a step is the same for all).
 //! R4. Once failed, the policy and the executor are not asked for anything again.
 //! R5. A request's payload goes to the executor once, with the wave that it joins. In step mode the executor holds it until it reports
 //!     its end, over any number of waves; whom to give up, it is told by waves alone, so that all ranks of a replica agree.
@@ -693,8 +694,14 @@ impl Core {
                 Some(Stage::Running(running)) => !running.is_stop_asked,
                 Some(Stage::New(_) | Stage::Queued(_)) | None => false,
             };
+            let n_computed = wave.joining.len() + wave.continuing.len();
             let mut computed = wave.joining.iter().chain(&wave.continuing);
-            if wave.due.is_none() && !computed.any(is_wanted) {
+            let is_due = match self.mode {
+                Mode::Request => !computed.any(is_wanted),
+                // A step ends for all its members at once, so whoever has to go waits for no one else's sake.
+                Mode::Step => n_computed == 0 || !computed.all(is_wanted),
+            };
+            if wave.due.is_none() && is_due {
                 wave.due = Some(now.plus(self.options.stuck_limit_ms));
             }
             if wave.retry_at.is_none() && wave.due.is_some_and(|due| due <= now) {

@@ -234,10 +234,14 @@ impl World {
             owner.is_stop_asked |= self.mode == Mode::Step && (is_due || self.is_closed);
         }
         for wave in self.waves.values_mut() {
-            let is_unwanted = wave.members.iter().all(|id| {
+            let is_unwanted = |id: &RequestId| {
                 let owner = &self.owners[id];
                 owner.is_stop_asked || owner.end.is_some()
-            });
+            };
+            let is_unwanted = match self.mode {
+                Mode::Request => wave.members.iter().all(is_unwanted),
+                Mode::Step => wave.members.is_empty() || wave.members.iter().any(is_unwanted),
+            };
             if is_unwanted && wave.unwanted_since.is_none() {
                 wave.unwanted_since = Some(self.now);
             }

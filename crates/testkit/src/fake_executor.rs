@@ -1,18 +1,19 @@
 //! An executor without workers: it plays a script per request, in real time, and can misbehave on command.
 //!
 //! For tests of what stands above the executor contract. Knows nothing of processes, rings or models; a picture is one pixel
-//! that shows the request's seed.
+//! that shows the request's seed. In step mode the members of a wave take their steps at the same time.
 
 use denoised_executor::{
     Capabilities, Executor, ExecutorError, ExecutorEvent, Health, MethodCall, Output, RankExit, RankReply,
     Ranks, ShutdownReport, Waker, WorldInfo,
 };
 use denoised_types::{
-    CallId, Epoch, Failure, FailureCode, Generated, Image, PhaseTimes, Rank, RequestId, Resolved, WaveId,
+    CallId, Epoch, Failure, FailureCode, Generated, Image, Mode, PhaseTimes, Rank, RequestId, Resolved,
+    WaveId,
 };
-use denoised_wire::{Member, Wave};
+use denoised_wire::{Lane, Member, MethodInfo, Wave};
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -27,7 +28,7 @@ pub struct FakeRun {
     pub step_time: Duration,
     /// How it ends.
     pub end: FakeEnd,
-    /// Whether it goes on when told to stop.
+    /// Whether it goes on when told to stop. In step mode: whether it is not reported when it is given up.
     pub is_deaf: bool,
 }
 
@@ -50,9 +51,10 @@ pub enum FakeEnd {
     Picture,
     /// With this failure.
     Fail(Failure),
-    /// Not at all: the worker swallowed it. It still heeds a stop unless it is deaf.
+    /// Not at all: the worker swallowed it. It still heeds a stop unless it is deaf. In step mode its last step does not end, and so
+    /// neither does the wave.
     Never,
-    /// Against the contract: its wave ends, the request does not.
+    /// Against the contract: its wave ends, the request does not. In step mode no wave brings its end.
     Forgotten,
     /// Against the contract: twice, and its wave twice.
     Twice,
@@ -67,9 +69,15 @@ pub enum FakeCall {
         wave_id: WaveId,
         /// Where.
         ranks: Vec<Rank>,
-        /// Who.
+        /// Who joined.
         request_ids: Vec<RequestId>,
-        /// Deadline of the first member on the host's monotonic clock, in nanoseconds.
+        /// Who went on.
+        continuing: Vec<RequestId>,
+        /// Who was given up.
+        cancelled: Vec<RequestId>,
+        /// Adapters of those who were computed.
+        adapters: Vec<String>,
+        /// Deadline of the first who joined, on the host's monotonic clock, in nanoseconds.
         deadline_ns: u64,
     },
     /// Requests were cancelled.
@@ -100,7 +108,10 @@ struct State {
     planned: BTreeMap<(Instant, u64), Planned>,
     n_planned: u64,
     open: BTreeMap<RequestId, Open>,
-    waves: BTreeMap<WaveId, Vec<RequestId>>,
+    /// Requests whose end was not reported, against the contract.
+    forgotten: BTreeSet<RequestId>,
+    waves: BTreeMap<WaveId, OpenWave>,
+    misuses: Vec<String>,
     calls: Vec<FakeCall>,
     n_calls: u64,
     refusals: VecDeque<ExecutorError>,
@@ -114,12 +125,25 @@ struct State {
 struct Open {
     run: FakeRun,
     begun: Instant,
+    mode: Mode,
+    seed: u64,
+    rank: Rank,
+    n_done: u32,
+}
+
+struct OpenWave {
+    mode: Mode,
+    rank: Rank,
+    /// In request mode the wave ends with the last of them.
+    members: Vec<RequestId>,
 }
 
 enum Planned {
     Event(ExecutorEvent),
-    /// The request's end: its own event, then its wave's if it was the last.
+    /// The request's end: its own event, then in request mode its wave's if it was the last.
     Done(RequestId, Option<Result<Output, Failure>>),
+    /// A wave's end in step mode.
+    WaveDone(WaveId),
 }
 
 /// The picture of a seed: one pixel, of the seed's three lowest bytes.
@@ -164,7 +188,10 @@ impl FakeExecutor {
             model: None,
             weight_bytes: 0,
             pids: Vec::new(),
-            methods: Vec::new(),
+            methods: vec![MethodInfo {
+                name: "echo".into(),
+                lane: Lane::Data,
+            }],
             capabilities: Capabilities {
                 is_isolated: false,
                 defers_outputs: false,
@@ -181,6 +208,11 @@ impl FakeExecutor {
     /// Everything it was told so far.
     pub fn calls(&self) -> Vec<FakeCall> {
         self.lock().calls.clone()
+    }
+
+    /// What was asked of it against the contract, in words; empty for a good engine.
+    pub fn misuses(&self) -> Vec<String> {
+        self.lock().misuses.clone()
     }
 
     /// Requests that were dispatched and have not been reported as done.
@@ -277,57 +309,142 @@ impl State {
         }
     }
 
+    /// Notes what a good engine does not do.
+    fn inspect(&mut self, wave: &Wave) {
+        let (wave_id, rank) = (wave.wave_id, wave.ranks.first().copied());
+        let mut found = Vec::new();
+        if self.waves.values().any(|open| Some(open.rank) == rank) {
+            found.push(format!(
+                "wave {wave_id} came before the last one on its ranks had ended"
+            ));
+        }
+        for request_id in wave.joining.iter().map(|member| member.request_id) {
+            if self.open.contains_key(&request_id) {
+                found.push(format!("request {request_id} joined twice"));
+            }
+        }
+        for request_id in wave.continuing.iter().chain(&wave.cancelled) {
+            let is_here = self
+                .open
+                .get(request_id)
+                .is_some_and(|open| Some(open.rank) == rank);
+            if !is_here && !self.forgotten.contains(request_id) {
+                found.push(format!(
+                    "wave {wave_id} names request {request_id}, which is not here"
+                ));
+            }
+        }
+        if wave.mode == Mode::Request && !(wave.continuing.is_empty() && wave.cancelled.is_empty()) {
+            found.push(format!("wave {wave_id} goes on in request mode"));
+        }
+        self.misuses.extend(found);
+    }
+
     fn begin(&mut self, wave: &Wave, script: &Script) {
+        self.inspect(wave);
         let rank = wave.ranks.first().copied().unwrap_or_default();
-        let now = Instant::now();
+        let (mode, now) = (wave.mode, Instant::now());
+        for &request_id in &wave.cancelled {
+            if self.open.get(&request_id).is_some_and(|open| !open.run.is_deaf) {
+                let failure = Failure::new(FailureCode::Cancelled, "given up between two steps");
+                self.plan(now, Planned::Done(request_id, Some(Err(failure))));
+            }
+        }
         for member in &wave.joining {
-            let run = script(member);
             let request_id = member.request_id;
             self.plan(
                 now,
                 Planned::Event(ExecutorEvent::RequestStarted { request_id, rank }),
             );
-            let n_steps = run.n_steps;
-            for n_done in 1..=n_steps {
-                let step = ExecutorEvent::Step {
-                    request_id,
-                    n_done,
-                    n_steps,
-                };
-                self.plan(now + run.step_time * n_done, Planned::Event(step));
-            }
-            let end = now + run.step_time * n_steps;
-            let done = || Output::from(picture(member.request.seed, n_steps, rank));
-            match &run.end {
-                FakeEnd::Picture => self.plan(end, Planned::Done(request_id, Some(Ok(done())))),
-                FakeEnd::Fail(failure) => {
-                    self.plan(end, Planned::Done(request_id, Some(Err(failure.clone()))))
-                }
-                FakeEnd::Never => {}
-                FakeEnd::Forgotten => self.plan(end, Planned::Done(request_id, None)),
-                FakeEnd::Twice => {
-                    self.plan(end, Planned::Done(request_id, Some(Ok(done()))));
-                    let outcome = Ok(done());
-                    self.plan(
-                        end,
-                        Planned::Event(ExecutorEvent::RequestDone { request_id, outcome }),
-                    );
-                    let wave_id = wave.wave_id;
-                    self.plan(end, Planned::Event(ExecutorEvent::WaveDone { wave_id }));
-                }
-            }
-            self.open.insert(request_id, Open { run, begun: now });
+            let open = Open {
+                run: script(member),
+                begun: now,
+                mode,
+                seed: member.request.seed,
+                rank,
+                n_done: 0,
+            };
+            self.open.insert(request_id, open);
         }
-        let members = wave.request_ids().collect();
-        self.waves.insert(wave.wave_id, members);
+        let members: Vec<RequestId> = wave.request_ids().collect();
+        let open = OpenWave {
+            mode,
+            rank,
+            members: members.clone(),
+        };
+        self.waves.insert(wave.wave_id, open);
+        let mut is_endless = false;
+        let mut end = now;
+        for request_id in members {
+            match self.advance(wave.wave_id, request_id, now) {
+                Some(at) => end = end.max(at),
+                None => is_endless = true,
+            }
+        }
+        if mode == Mode::Step && !is_endless {
+            self.plan(end, Planned::WaveDone(wave.wave_id));
+        }
+    }
+
+    /// Plans what a request does in a wave: one step or all of them. Returns when it will be done with that.
+    fn advance(&mut self, wave_id: WaveId, request_id: RequestId, now: Instant) -> Option<Instant> {
+        let Some(open) = self.open.get_mut(&request_id) else {
+            return Some(now);
+        };
+        let FakeRun {
+            n_steps,
+            step_time,
+            ref end,
+            ..
+        } = open.run;
+        let end = end.clone();
+        let (seed, rank, first) = (open.seed, open.rank, open.n_done + 1);
+        let last = match open.mode {
+            Mode::Request => n_steps,
+            Mode::Step => first.min(n_steps),
+        };
+        open.n_done = last;
+        for n_done in first..=last {
+            let step = ExecutorEvent::Step {
+                request_id,
+                n_done,
+                n_steps,
+            };
+            self.plan(now + step_time * (n_done - first + 1), Planned::Event(step));
+        }
+        let at = now + step_time * (last + 1 - first.min(last + 1));
+        if last < n_steps {
+            return Some(at);
+        }
+        let done = || Output::from(picture(seed, n_steps, rank));
+        match end {
+            FakeEnd::Picture => self.plan(at, Planned::Done(request_id, Some(Ok(done())))),
+            FakeEnd::Fail(failure) => self.plan(at, Planned::Done(request_id, Some(Err(failure)))),
+            FakeEnd::Never => return None,
+            FakeEnd::Forgotten => {
+                self.forgotten.insert(request_id);
+                self.plan(at, Planned::Done(request_id, None));
+            }
+            FakeEnd::Twice => {
+                self.plan(at, Planned::Done(request_id, Some(Ok(done()))));
+                let outcome = Ok(done());
+                self.plan(
+                    at,
+                    Planned::Event(ExecutorEvent::RequestDone { request_id, outcome }),
+                );
+                self.plan(at, Planned::Event(ExecutorEvent::WaveDone { wave_id }));
+            }
+        }
+        Some(at)
     }
 
     /// Ends a request at its next step boundary, as a worker does.
     fn stop(&mut self, request_id: RequestId) {
-        let Some(Open { run, begun }) = self.open.get(&request_id) else {
+        let Some(Open { run, begun, mode, .. }) = self.open.get(&request_id) else {
             return;
         };
-        if run.is_deaf {
+        // In step mode only a wave gives requests up.
+        if run.is_deaf || *mode == Mode::Step {
             return;
         }
         let now = Instant::now();
@@ -343,7 +460,7 @@ impl State {
             Planned::Event(ExecutorEvent::Step {
                 request_id: stepped, ..
             }) => *stepped != request_id || *at < boundary,
-            Planned::Event(_) => true,
+            Planned::Event(_) | Planned::WaveDone(_) => true,
         };
         self.planned.retain(|at, planned| is_kept(at, planned));
         let failure = Failure::new(FailureCode::Cancelled, "stopped between two steps");
@@ -366,14 +483,19 @@ impl State {
                         events.push(ExecutorEvent::RequestDone { request_id, outcome });
                     }
                     let open = &self.open;
-                    self.waves.retain(|&wave_id, members| {
-                        let is_over =
-                            members.contains(&request_id) && members.iter().all(|id| !open.contains_key(id));
+                    self.waves.retain(|&wave_id, wave| {
+                        let is_over = wave.mode == Mode::Request
+                            && wave.members.contains(&request_id)
+                            && wave.members.iter().all(|id| !open.contains_key(id));
                         if is_over {
                             events.push(ExecutorEvent::WaveDone { wave_id });
                         }
                         !is_over
                     });
+                }
+                Planned::WaveDone(wave_id) => {
+                    self.waves.remove(&wave_id);
+                    events.push(ExecutorEvent::WaveDone { wave_id });
                 }
             }
         }
@@ -395,7 +517,10 @@ impl Executor for FakeExecutor {
         state.calls.push(FakeCall::Dispatch {
             wave_id: wave.wave_id,
             ranks: wave.ranks.clone(),
-            request_ids: wave.request_ids().collect(),
+            request_ids: wave.joining.iter().map(|member| member.request_id).collect(),
+            continuing: wave.continuing.clone(),
+            cancelled: wave.cancelled.clone(),
+            adapters: wave.adapters.clone(),
             deadline_ns: wave.joining.first().map_or(0, |member| member.deadline_ns),
         });
         state.begin(&wave, &self.script);
@@ -450,23 +575,47 @@ impl Executor for FakeExecutor {
     /// `echo` returns its arguments; no other method is known.
     fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError> {
         self.lock().usable()?;
-        let ranks = match call.reply.unwrap_or(call.execute) {
-            Ranks::All => (0..self.world.world_size).map(Rank).collect(),
-            Ranks::One(rank) => vec![rank],
+        let world_size = self.world.world_size;
+        let chosen = |ranks: Ranks| -> Vec<Rank> {
+            let all = (0..world_size).map(Rank);
+            all.filter(|rank| ranks == Ranks::All || ranks == Ranks::One(*rank))
+                .collect()
         };
+        let executing = chosen(call.execute);
+        let replying = call.reply.map_or_else(|| executing.clone(), chosen);
+        if executing.is_empty() || !replying.iter().all(|rank| executing.contains(rank)) {
+            let message = format!(
+                "method `{}` cannot run on {:?} and reply from {:?} in a world of {world_size}",
+                call.method, call.execute, call.reply
+            );
+            let failure = Failure::new(FailureCode::InvalidRequest, message);
+            return Err(ExecutorError::Rank {
+                failure,
+                succeeded: Vec::new(),
+            });
+        }
         if call.method != "echo" {
             return Err(ExecutorError::UnknownMethod {
                 method: call.method.to_owned(),
-                known: vec!["echo".to_owned()],
+                known: self
+                    .world
+                    .methods
+                    .iter()
+                    .map(|method| method.name.clone())
+                    .collect(),
             });
         }
-        Ok(ranks
-            .into_iter()
-            .map(|rank| RankReply {
-                rank,
-                bytes: call.args.to_vec(),
-            })
-            .collect())
+        if call.deadline <= Instant::now() {
+            return Err(ExecutorError::Deadline {
+                what: format!("method `{}`", call.method),
+                silent: executing,
+            });
+        }
+        let reply = |rank| RankReply {
+            rank,
+            bytes: call.args.to_vec(),
+        };
+        Ok(replying.into_iter().map(reply).collect())
     }
 
     fn health(&self, _limit: Duration) -> Health {
