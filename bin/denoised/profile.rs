@@ -105,7 +105,14 @@ fn document(profiles: &[Profile]) -> Value {
         ));
         events.push(about("process_sort_index", json!({"sort_index": profile.rank})));
         events.push(about("thread_name", json!({"name": "computes"})));
-        events.extend(profile.spans.iter().map(|span| event(span, process, origin_ns)));
+        // What was under way when the recording began counts from then on.
+        let begin_ns = profile.begin_ns;
+        events.extend(
+            profile
+                .spans
+                .iter()
+                .map(|span| event(span, process, begin_ns, origin_ns)),
+        );
     }
     let n_dropped: u64 = profiles.iter().map(|profile| profile.n_dropped).sum();
     json!({
@@ -118,7 +125,9 @@ fn document(profiles: &[Profile]) -> Value {
     })
 }
 
-fn event(span: &Span, process: u32, origin_ns: u64) -> Value {
+fn event(span: &Span, process: u32, not_before_ns: u64, origin_ns: u64) -> Value {
+    let begin_ns = span.begin_ns.max(not_before_ns);
+    let end_ns = span.begin_ns.saturating_add(span.duration_ns);
     let micros = |ns: u64| ns as f64 / 1e3;
     let id = |request_id: &RequestId| json!({"request": request_id});
     let (name, args) = match &span.work {
@@ -145,8 +154,8 @@ fn event(span: &Span, process: u32, origin_ns: u64) -> Value {
         "ph": "X",
         "name": name,
         "cat": "worker",
-        "ts": micros(span.begin_ns.saturating_sub(origin_ns)),
-        "dur": micros(span.duration_ns),
+        "ts": micros(begin_ns.saturating_sub(origin_ns)),
+        "dur": micros(end_ns.saturating_sub(begin_ns)),
         "pid": process,
         "tid": THREAD,
         "args": args,
@@ -181,7 +190,7 @@ mod tests {
         };
         let document = document(&[
             profile(0, 5_000, vec![span(step, 6_500, 1_000), span(wave, 6_000, 2_000)]),
-            profile(1, 5_500, vec![span(Work::Wait, 5_500, 9_000)]),
+            profile(1, 5_500, vec![span(Work::Wait, 4_500, 9_000)]),
         ]);
         let events = document["traceEvents"].as_array().unwrap();
         let names: Vec<&Value> = events
@@ -194,7 +203,7 @@ mod tests {
         let times = |event: &Value| (event["pid"].as_u64(), event["ts"].as_f64(), event["dur"].as_f64());
         assert_eq!(times(spans[0]), (Some(1), Some(1.5), Some(1.0)));
         assert_eq!(times(spans[1]), (Some(1), Some(1.0), Some(2.0)));
-        assert_eq!(times(spans[2]), (Some(2), Some(0.5), Some(9.0)));
+        assert_eq!(times(spans[2]), (Some(2), Some(0.5), Some(8.0)));
         assert_eq!(spans[0]["args"]["members"][1], json!({"request": 8, "step": 4}));
         assert_eq!(spans[1]["args"], json!({"wave": 3, "mode": "step"}));
         assert_eq!(document["otherData"]["n_dropped"], 2);
