@@ -33,8 +33,13 @@ pub fn is_worker() -> bool {
 
 /// In a process that an executor started: serves as a scripted worker and exits. Elsewhere: returns at once.
 pub fn be_a_scripted_worker() {
+    be_a_worker(scripted_registry);
+}
+
+/// As [`be_a_scripted_worker`], with these methods.
+pub fn be_a_worker(registry: impl FnOnce() -> denoised_worker::Registry) {
     if is_worker() {
-        let code = denoised_worker::run(scripted_registry());
+        let code = denoised_worker::run(registry());
         #[expect(
             clippy::exit,
             reason = "the exit code of a worker is its own, not the test harness's"

@@ -1,6 +1,7 @@
 //! Errors swallowed or unclear.
 
-use super::*;
+use super::{relay::start_with_relay, *};
+use denoised_testkit::{process::small_link, script::scripted_registry};
 
 #[test]
 fn e7_a_recoverable_fault_ends_a_request_and_a_fatal_one_the_world() {
@@ -49,4 +50,36 @@ fn e7_a_recoverable_fault_ends_a_request_and_a_fatal_one_the_world() {
     assert!(!executor.health(soon()).is_healthy());
     let refused = executor.call(&MethodCall::new("echo", b"", late())).unwrap_err();
     assert_eq!(refused, ExecutorError::Failed(failure));
+}
+
+#[test]
+fn e5_what_cannot_be_decoded_is_answered_and_the_next_message_works() {
+    let _watchdog = watchdog("e5");
+    let (executor, _) = start_with_relay(small_link(), scripted_registry);
+    let spells = [
+        ("command of no kind", "no command"),
+        ("command cut short", "no command"),
+        ("command too long", "left over behind a command"),
+        ("command without its blob", "did not come with it"),
+        ("event of no kind", "no event"),
+        ("event cut short", "no event"),
+        ("event without its blob", "did not come with its answer"),
+    ];
+    for (spell, text) in spells {
+        match executor.call(&MethodCall::new("echo", spell.as_bytes(), late())) {
+            Err(ExecutorError::Rank { failure, succeeded }) => {
+                assert_eq!(
+                    (failure.code, failure.rank),
+                    (FailureCode::Protocol, Some(Rank(0))),
+                    "{spell}"
+                );
+                assert!(failure.message.contains(text), "{spell}: {failure}");
+                assert!(succeeded.is_empty());
+            }
+            other => panic!("{spell}: {other:?}"),
+        }
+        let next = executor.call(&MethodCall::new("echo", b"a plain word", late()));
+        assert_eq!(next.unwrap()[0].bytes, b"a plain word");
+    }
+    assert_eq!(executor.failure(), None);
 }

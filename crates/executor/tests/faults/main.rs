@@ -10,6 +10,7 @@ mod orphans;
 mod shutdown;
 mod start;
 
+mod large;
 mod memory;
 mod ring;
 
@@ -18,6 +19,10 @@ mod errors;
 
 mod cancel;
 
+mod selection;
+
+mod relay;
+
 use denoised_executor::{
     Executor, ExecutorError, ExecutorEvent, Limits, LinkSpec, MethodCall, MpExecutor, MpOptions, Ranks,
     StderrSink,
@@ -25,8 +30,7 @@ use denoised_executor::{
 use denoised_os::{child::ExitStatus, process::cpu_time_ns, process::memory_of, signal::Signal};
 use denoised_testkit::{
     process::{
-        be_a_scripted_worker, eventually, is_running, kill, links_of, options, sockets_of, this_test_again,
-        wait_for,
+        be_a_worker, eventually, is_running, kill, links_of, options, sockets_of, this_test_again, wait_for,
     },
     script::{At, Script, What, picture, request, wave},
     watchdog::Watchdog,
@@ -47,7 +51,7 @@ use std::{
 /// Not a test: the worker processes of the others.
 #[test]
 fn scripted_worker_process() {
-    be_a_scripted_worker();
+    be_a_worker(large::registry);
 }
 
 /// Whether to run the cases with their full numbers, which take minutes: with `DENOISED_FULL_CASES` set.

@@ -192,28 +192,6 @@ fn weights_of_rank_0_reach_the_others() {
 }
 
 #[test]
-fn i3_workers_share_the_cores() {
-    let _watchdog = watchdog("i3");
-    let n_threads = |options: MpOptions| -> Vec<Option<u32>> {
-        let executor = start_with(options);
-        let replies = executor.call(&MethodCall::new("status", b"", late())).unwrap();
-        replies
-            .iter()
-            .map(|reply| WorkerStatus::from_bytes(&reply.bytes).unwrap().n_threads)
-            .collect()
-    };
-    let cores = denoised_os::cpu::usable_cores() as u32;
-    assert_eq!(
-        n_threads(options(8, &Script::default())),
-        [Some((cores / 8).max(1)); 8]
-    );
-    assert_eq!(n_threads(options(1, &Script::default())), [Some(cores)]);
-    let mut given = options(2, &Script::default());
-    given.worker.n_threads = Some(5);
-    assert_eq!(n_threads(given), [Some(5); 2]);
-}
-
-#[test]
 fn standard_error_is_passed_on_line_by_line() {
     let _watchdog = watchdog("stderr");
     let seen = Arc::new(Mutex::new(Vec::new()));

@@ -1,22 +1,16 @@
-//! Messages that one side does not understand: answered with a typed failure, at once, and the next one works (fault case E5).
+//! A link that spoils messages and counts bytes: between a real executor and a real worker, both in this process.
 
-use denoised_executor::{Executor, ExecutorError, LinkSpec, MethodCall, UniExecutor, UniOptions};
+use super::*;
+use denoised_executor::{UniExecutor, UniOptions};
 use denoised_link::{ControlInput, Received, Waiting, WorkerEnd, local_link};
 use denoised_os::Deadline;
-use denoised_testkit::{
-    process::small_link,
-    script::{Script, scripted_registry},
-    watchdog::Watchdog,
-};
-use denoised_types::{FailureCode, Rank};
-use denoised_wire::PROTOCOL_VERSION;
+use denoised_worker::Registry;
 use std::{
     ops::ControlFlow,
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
+    sync::atomic::{AtomicBool, AtomicU64},
 };
 
-fn late() -> Deadline {
+fn later() -> Deadline {
     Deadline::after_ms(60_000)
 }
 
@@ -24,8 +18,25 @@ fn on() -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
+/// An executor of one worker on a thread, and how many bytes of messages and blobs that worker has sent; what carries a spell is spoiled
+/// on its way.
+pub(crate) fn start_with_relay(spec: LinkSpec, registry: fn() -> Registry) -> (UniExecutor, Arc<AtomicU64>) {
+    let n_bytes = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&n_bytes);
+    let options = UniOptions {
+        link: spec,
+        start_limit: Duration::from_secs(60),
+        ..UniOptions::new(Script::default().config())
+    };
+    let serve = Box::new(move |end| relay(spec, end, registry, &counted));
+    (
+        UniExecutor::start(options, serve, &mut |_, _| {}).unwrap(),
+        n_bytes,
+    )
+}
+
 /// Sits between an executor and a worker and spoils what contains a spell.
-fn relay(spec: LinkSpec, outer: WorkerEnd) {
+fn relay(spec: LinkSpec, outer: WorkerEnd, registry: fn() -> Registry, n_bytes: &AtomicU64) {
     let WorkerEnd {
         hello,
         boot,
@@ -38,11 +49,11 @@ fn relay(spec: LinkSpec, outer: WorkerEnd) {
     let is_over = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            denoised_worker::serve(worker, scripted_registry());
+            denoised_worker::serve(worker, registry());
             is_over.store(true, Ordering::SeqCst);
         });
         scope.spawn(move || {
-            while let Ok(message) = inner_boot.receive(late()) {
+            while let Ok(message) = inner_boot.receive(later()) {
                 boot.send(&message, None).unwrap();
             }
         });
@@ -59,7 +70,9 @@ fn relay(spec: LinkSpec, outer: WorkerEnd) {
                 let drained = inner_events.drain(&mut |_, received| {
                     let (message, blobs) = spoiled(received);
                     let blobs: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).collect();
-                    events.send(&message, &blobs, late(), &mut on).unwrap();
+                    let n = message.len() + blobs.iter().map(|blob| blob.len()).sum::<usize>();
+                    n_bytes.fetch_add(n as u64, Ordering::Relaxed);
+                    events.send(&message, &blobs, later(), &mut on).unwrap();
                 });
                 drained.unwrap();
             }
@@ -70,7 +83,7 @@ fn relay(spec: LinkSpec, outer: WorkerEnd) {
                 if let Ok(received) = data.receive(Deadline::after_ms(5)) {
                     let (message, blobs) = spoiled(received);
                     let blobs: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).collect();
-                    inner_data.send(to, &message, &blobs, late(), &mut on).unwrap();
+                    inner_data.send(to, &message, &blobs, later(), &mut on).unwrap();
                 }
             }
         });
@@ -93,7 +106,7 @@ fn spoiled(received: Received) -> (Vec<u8>, Vec<Vec<u8>>) {
         ("command cut short", true) => message.truncate(message.len() - 1),
         ("command too long", true) => message.push(0),
         ("command of a newer version", true) => {
-            message[..2].copy_from_slice(&(PROTOCOL_VERSION + 1).to_le_bytes());
+            message[..2].copy_from_slice(&(denoised_wire::PROTOCOL_VERSION + 1).to_le_bytes());
         }
         ("command without its blob", true) => blobs.clear(),
         ("event of no kind", false) => message[24] = 0x7f,
@@ -102,55 +115,4 @@ fn spoiled(received: Received) -> (Vec<u8>, Vec<Vec<u8>>) {
         _ => {}
     }
     (message, blobs)
-}
-
-#[test]
-fn what_is_not_understood_is_answered_and_the_next_message_works() {
-    let _watchdog = Watchdog::new("misunderstandings", Duration::from_secs(120));
-    let spec = small_link();
-    let options = UniOptions {
-        link: spec,
-        start_limit: Duration::from_secs(60),
-        ..UniOptions::new(Script::default().config())
-    };
-    let executor =
-        UniExecutor::start(options, Box::new(move |end| relay(spec, end)), &mut |_, _| {}).unwrap();
-    let call = |args: &str| {
-        executor.call(&MethodCall::new(
-            "echo",
-            args.as_bytes(),
-            Instant::now() + Duration::from_secs(60),
-        ))
-    };
-    let versions = format!(
-        "protocol version {}, this program speaks version {PROTOCOL_VERSION}",
-        PROTOCOL_VERSION + 1
-    );
-    let spells = [
-        ("command of no kind", "no command"),
-        ("command cut short", "no command"),
-        ("command too long", "left over behind a command"),
-        ("command of a newer version", versions.as_str()),
-        ("command without its blob", "did not come with it"),
-        ("event of no kind", "no event"),
-        ("event cut short", "no event"),
-        ("event without its blob", "did not come with its answer"),
-    ];
-    for (spell, text) in spells {
-        match call(spell) {
-            Err(ExecutorError::Rank { failure, succeeded }) => {
-                assert_eq!(
-                    (failure.code, failure.rank),
-                    (FailureCode::Protocol, Some(Rank(0))),
-                    "{spell}"
-                );
-                assert!(failure.message.contains(text), "{spell}: {failure}");
-                assert!(succeeded.is_empty());
-            }
-            other => panic!("{spell}: {other:?}"),
-        }
-        assert_eq!(call("a plain word").unwrap()[0].bytes, b"a plain word");
-    }
-    assert_eq!(executor.failure(), None);
-    executor.shutdown(Duration::from_secs(20));
 }
