@@ -48,13 +48,13 @@ pub(crate) const ENCODE_PROMPT_NAMES: [&str; 4] = [
 /// How much of the part of a text that was cut off a warning shows.
 const N_SHOWN_CHARS: usize = 200;
 
-/// What to tell the author of a text of `n_tokens`, of which an encoder reads `n_read`; `cut` is the rest.
-pub(crate) fn cut_warning(what: &str, n_tokens: usize, n_read: usize, cut: &str) -> String {
+/// What to tell the author of a text of `n_tokens`, of which `reader` reads `n_read`; `cut` is the rest.
+pub(crate) fn cut_warning(what: &str, n_tokens: usize, reader: &str, n_read: usize, cut: &str) -> String {
     let (shown, end) = match cut.char_indices().nth(N_SHOWN_CHARS) {
         Some((end, _)) => (&cut[..end], "…"),
         None => (cut, ""),
     };
-    format!("the {what} has {n_tokens} tokens, the model reads {n_read}; it was cut before: {shown}{end}")
+    format!("the {what} has {n_tokens} tokens, {reader} reads {n_read}; it was cut before: {shown}{end}")
 }
 
 /// All text encoders of a family together.
@@ -62,7 +62,8 @@ pub(crate) trait Conditioner: Debug {
     /// Ids of `text`; `what` names it in warnings (`prompt`).
     fn tokenize(&self, text: &str, what: &str, options: TextOptions) -> Tokenized;
 
-    /// Encodes one text, with the options with which it was tokenized but for `clip_skip`. The result depends on nothing else, in particular not on what shares a batch.
+    /// Encodes one text, with the options with which it was tokenized but for `clip_skip`. The result depends on nothing else, in
+    /// particular not on what shares a batch.
     ///
     /// # Errors
     /// The device's.

@@ -112,6 +112,33 @@ fn a_prompt_that_is_too_long_is_cut_with_a_warning_and_still_drawn() {
 }
 
 #[test]
+fn t5_reads_as_many_tokens_as_the_request_says() {
+    let pipeline = support::load(&support::data("sd3").join("model"));
+    let warnings = |text: &str, max_sequence_length| {
+        let mut request = small(text, 1, 1);
+        request.max_sequence_length = max_sequence_length;
+        let running = pipeline.begin(&request).expect("valid");
+        running.resolved().warnings.clone()
+    };
+    let text = "a red fox ".repeat(8);
+    assert_eq!(warnings(&text, None), Vec::<String>::new());
+    let cut = warnings(&text, Some(4));
+    assert_eq!(cut.len(), 1, "{cut:?}");
+    assert!(
+        cut[0].contains("the prompt") && cut[0].contains("T5 reads 4"),
+        "{cut:?}"
+    );
+    // CLIP takes 77, T5 256 unless told otherwise.
+    let both = warnings(&text.repeat(40), None);
+    let readers = ["CLIP reads 77", "T5 reads 256"];
+    assert_eq!(both.len(), 2, "{both:?}");
+    assert!(
+        both.iter().zip(readers).all(|(one, reader)| one.contains(reader)),
+        "{both:?}"
+    );
+}
+
+#[test]
 fn members_of_a_step_get_what_they_would_get_alone() {
     let pipeline = model();
     for guidance in [5.0, 1.0] {

@@ -322,7 +322,7 @@ impl Conditioner for SdConditioner {
         let fitted = self.tokenizer.fit(&raw, self.n_tokens);
         let cut = fitted
             .cut
-            .map(|cut| cut_warning(what, raw.len(), self.n_tokens, &cut));
+            .map(|cut| cut_warning(what, raw.len(), "the model", self.n_tokens, &cut));
         Tokenized {
             raw: vec![raw],
             fitted: vec![fitted.ids],

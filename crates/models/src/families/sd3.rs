@@ -6,7 +6,7 @@
 use super::expect_class;
 use crate::{
     ModelError,
-    conditioning::{Conditioner, Conditioning, TextOptions, Tokenized},
+    conditioning::{Conditioner, Conditioning, ENCODE_PROMPT_NAMES, TextOptions, Tokenized, cut_warning},
     denoiser::{Mmdit, MmditConfig},
     parts::{LatentsLayout, Opened, Parts},
     text::{ClipConfig, ClipText, ClipTokenizer, T5Config, T5Encoder, T5Tokenizer},
@@ -21,8 +21,6 @@ use denoised_types::ModelInfo;
 const DEFAULT_N_STEPS: u32 = 28;
 const DEFAULT_GUIDANCE: f32 = 7.0;
 const T5_LENGTH: (u32, u32) = (256, 512);
-/// How much of the part of a text that was cut off a warning shows.
-const N_SHOWN_CHARS: usize = 200;
 /// Which hidden state of CLIP counts: the penultimate.
 const N_SKIPPED_LAYERS: usize = 1;
 
@@ -342,26 +340,7 @@ impl Conditioner for Sd3Conditioner {
     }
 
     fn trace_names(&self) -> [&'static str; 4] {
-        [
-            "encode_prompt.0.0",
-            "encode_prompt.1.0",
-            "encode_prompt.2.0",
-            "encode_prompt.3.0",
-        ]
-    }
-}
-
-/// What the author of a text should know that is longer than what `reader` takes.
-fn cut_warning(what: &str, n_given: usize, reader: &str, n_taken: usize, cut: &str) -> String {
-    let cut = beginning(cut);
-    format!("the {what} has {n_given} tokens, {reader} reads {n_taken}; it was cut before: {cut}")
-}
-
-/// The beginning of a text that may be as long as a request may be.
-fn beginning(text: &str) -> String {
-    match text.char_indices().nth(N_SHOWN_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+        ENCODE_PROMPT_NAMES
     }
 }
 

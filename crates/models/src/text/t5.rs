@@ -130,16 +130,18 @@ struct Block {
 }
 
 impl T5Encoder {
-    /// Names that older files have for a tensor which they hold twice.
+    /// Names of the embedding, of which many files hold one and some both.
     pub(crate) const UNREAD_NAMES: [&'static str; 2] = ["shared.weight", "encoder.embed_tokens.weight"];
 
     pub(crate) fn new(root: &mut Scope<'_>, config: T5Config) -> Self {
         let n = config.n_channels;
-        let tokens = if root.is_stored("shared.weight") {
-            Embedding::new(&mut root.at("shared"), config.vocab_size, n)
+        // Of the two names for one tensor, transformers takes this one where a file has both.
+        let tokens = if root.is_stored("encoder.embed_tokens.weight") {
+            "encoder.embed_tokens"
         } else {
-            Embedding::new(&mut root.at("encoder.embed_tokens"), config.vocab_size, n)
+            "shared"
         };
+        let tokens = Embedding::new(&mut root.at(tokens), config.vocab_size, n);
         let mut encoder = root.at("encoder");
         let distances = Embedding::new(
             &mut encoder.at("block.0.layer.0.SelfAttention.relative_attention_bias"),
@@ -299,4 +301,131 @@ fn bucket(distance: i64, n_buckets: usize, max_distance: usize) -> u32 {
 fn upload_i32(ctx: &Ctx<'_>, values: impl Iterator<Item = u32>, dims: &[usize]) -> Result<Tensor> {
     let bytes: Vec<u8> = values.flat_map(|value| (value as i32).to_le_bytes()).collect();
     ctx.backend.upload(&bytes, dims, DType::I32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use denoised_cpu::{CpuBackend, CpuOptions};
+    use denoised_nn::Declare;
+    use denoised_tensor::{Backend, PrepareInput, SourceDType, SourceError, SourceTensor, WeightSource};
+    use serde_json::Value;
+    use std::{borrow::Cow, fs, path::Path};
+
+    // `tests/tables/make_t5_encoder.py`.
+    fn table() -> Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tables/t5_encoder.json");
+        serde_json::from_str(&fs::read_to_string(path).expect("the table is part of the crate"))
+            .expect("JSON")
+    }
+
+    fn config_of(value: &Value) -> Config {
+        let map = value.as_object().expect("an object").clone();
+        Config::new(Path::new("config.json"), map)
+    }
+
+    fn numbers(value: &Value) -> Vec<f64> {
+        let list = value.as_array().expect("a list").iter();
+        list.map(|number| number.as_f64().expect("a number")).collect()
+    }
+
+    /// The weights of a case, by name.
+    struct Weights<'a>(&'a Value);
+
+    impl WeightSource for Weights<'_> {
+        fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+            let shape = &self.0[name]["shape"];
+            if shape.is_null() {
+                return Err(SourceError(format!("there is no {name}")));
+            }
+            let shape = numbers(shape).into_iter().map(|extent| extent as usize);
+            Ok((SourceDType::BF16, shape.collect()))
+        }
+
+        fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
+            let (dtype, shape) = self.layout(name)?;
+            let digits = self.0[name]["bf16"].as_str().expect("digits");
+            let bits = (0..digits.len() / 4).map(|idx| &digits[4 * idx..][..4]);
+            let bits = bits.map(|four| u16::from_str_radix(four, 16).expect("hexadecimal"));
+            Ok(SourceTensor {
+                dtype,
+                shape,
+                bytes: Cow::Owned(bits.flat_map(u16::to_le_bytes).collect()),
+            })
+        }
+    }
+
+    #[test]
+    fn hidden_states_are_transformers_hidden_states() {
+        for case in table()["cases"].as_array().expect("cases") {
+            let weights = Weights(&case["weights"]);
+            let names = case["weights"].as_object().expect("weights").keys().cloned();
+            let mut declare = Declare::new(names);
+            let config = T5Config::read(&config_of(&case["config"])).expect("a configuration");
+            let encoder = T5Encoder::new(&mut declare.at(""), config);
+            let backend = CpuBackend::new(CpuOptions {
+                n_threads: 1,
+                ..CpuOptions::default()
+            });
+            let backend = backend.expect("a backend of one thread");
+            let input = PrepareInput::Build(&weights);
+            let prepared = backend.prepare(&declare.finish(), input, &mut |_, _| {});
+            let ctx = Ctx {
+                backend: &backend,
+                weights: &prepared.expect("the weights are prepared").weights,
+                dtype: DType::F32,
+            };
+            let outputs = case["outputs"].as_array().expect("a list");
+            for (ids, output) in case["ids"].as_array().expect("a list").iter().zip(outputs) {
+                let ids: Vec<u32> = numbers(ids).into_iter().map(|id| id as u32).collect();
+                let hidden = encoder.forward(&ctx, &ids).expect("a forward");
+                let ours = ctx.download_f32(&hidden).expect("its numbers");
+                let theirs = numbers(output);
+                assert_eq!(ours.len(), theirs.len());
+                let square = |x: f64| x * x;
+                let difference: f64 = ours
+                    .iter()
+                    .zip(&theirs)
+                    .map(|(a, b)| square(f64::from(*a) - b))
+                    .sum();
+                let norm: f64 = theirs.iter().copied().map(square).sum();
+                let error = (difference / norm).sqrt();
+                assert!(error < 2e-6, "{error:e} with {}", case["config"]);
+            }
+        }
+    }
+
+    #[test]
+    fn buckets_are_transformers_buckets() {
+        for row in table()["buckets"].as_array().expect("a list") {
+            let [n_buckets, max_distance] = [0, 1].map(|idx| row[idx].as_u64().expect("a number") as usize);
+            let theirs = numbers(&row[2]).into_iter().map(|bucket| bucket as u32);
+            let ours = (-600..=600).map(|distance| bucket(distance, n_buckets, max_distance));
+            assert!(ours.eq(theirs), "{n_buckets} buckets up to {max_distance}");
+        }
+    }
+
+    #[test]
+    fn configurations_that_are_not_carried_out_are_refused_by_name() {
+        for (config, word) in [
+            (r#"{"model_type": "umt5"}"#, "model_type"),
+            (r#"{"is_decoder": true}"#, "is_decoder"),
+            (r#"{"feed_forward_proj": "gated-tanh"}"#, "feed_forward_proj"),
+            (
+                r#"{"relative_attention_num_buckets": 3}"#,
+                "relative_attention_num_buckets",
+            ),
+            (
+                r#"{"relative_attention_max_distance": 8}"#,
+                "relative_attention_max_distance",
+            ),
+            (r#"{"layer_norm_epsilon": -1}"#, "layer_norm_epsilon"),
+            (r#"{"num_heads": 0}"#, "num_heads"),
+            (r#"{"scale_scores": true}"#, "scale_scores"),
+        ] {
+            let value = serde_json::from_str(config).expect("JSON");
+            let error = T5Config::read(&config_of(&value)).expect_err("it is refused");
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
 }
