@@ -615,7 +615,7 @@ impl World {
         let wave = &self.waves[&wave_id];
         let goes_on = wave.members.len() > wave.joining.len() || !wave.cancelled.is_empty();
         let is_too_large = matches!(error, ExecutorError::TooLarge { .. });
-        if goes_on && !(is_too_large && !wave.joining.is_empty()) {
+        if goes_on && (!is_too_large || wave.joining.is_empty()) {
             self.unsent_since.entry(wave.rank).or_insert(self.now);
             self.n_refused_steps += 1;
         }

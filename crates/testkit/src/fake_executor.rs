@@ -56,7 +56,7 @@ pub enum FakeEnd {
     Never,
     /// Against the contract: its wave ends, the request does not. In step mode no wave brings its end.
     Forgotten,
-    /// Against the contract: twice, and its wave twice.
+    /// Against the contract: twice, and in request mode its wave twice.
     Twice,
 }
 
@@ -398,8 +398,8 @@ impl State {
             ..
         } = open.run;
         let end = end.clone();
-        let (seed, rank, first) = (open.seed, open.rank, open.n_done + 1);
-        let last = match open.mode {
+        let (mode, seed, rank, first) = (open.mode, open.seed, open.rank, open.n_done + 1);
+        let last = match mode {
             Mode::Request => n_steps,
             Mode::Step => first.min(n_steps),
         };
@@ -432,7 +432,9 @@ impl State {
                     at,
                     Planned::Event(ExecutorEvent::RequestDone { request_id, outcome }),
                 );
-                self.plan(at, Planned::Event(ExecutorEvent::WaveDone { wave_id }));
+                if mode == Mode::Request {
+                    self.plan(at, Planned::Event(ExecutorEvent::WaveDone { wave_id }));
+                }
             }
         }
         Some(at)
