@@ -23,7 +23,9 @@ pub trait Executor: Send + Sync + fmt::Debug {
     /// cancelled, or when the world fails.
     ///
     /// # Errors
-    /// The world has failed or is closed (then no event follows), or `deadline` passed while the ring was full.
+    /// [`ExecutorError::Refused`]: a rank that is not there, a request that joins while it is under way, or goes on without being
+    /// resident on these ranks; the failure names it. The world has failed or is closed, or `deadline` passed while the ring was full.
+    /// No event follows then.
     fn dispatch(&self, wave: Wave, deadline: Instant) -> Result<CallId, ExecutorError>;
 
     /// Asks the workers to stop computing these requests, which a wave in request mode holds, at their next step. Unknown ids are
@@ -44,7 +46,8 @@ pub trait Executor: Send + Sync + fmt::Debug {
     /// order. On which lane it runs is the method's own property ([`WorldInfo::methods`]).
     ///
     /// # Errors
-    /// [`ExecutorError::Rank`] with the first failing rank's failure, whether or not its reply was wanted, and the ranks that
+    /// [`ExecutorError::Refused`]: a rank that is not there, or one that shall reply and does not run it; [`ExecutorError::Rank`] with
+    /// the first failing rank's failure, whether or not its reply was wanted, and the ranks that
     /// succeeded; [`ExecutorError::UnknownMethod`]; [`ExecutorError::Deadline`] naming the ranks that did not answer; otherwise as
     /// [`Executor::dispatch`]. A deadline that has passed sends nothing.
     fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError>;
@@ -272,6 +275,9 @@ pub enum ExecutorError {
         /// Each rank's phase, exit status and last words, one line or more per rank.
         ranks: Vec<String>,
     },
+    /// The call or wave makes no sense; nothing was sent.
+    #[error("{0}")]
+    Refused(Failure),
     /// The world has failed.
     #[error("{0}")]
     Failed(Failure),
@@ -335,7 +341,9 @@ impl From<ExecutorError> for Failure {
                 rank: None,
                 phase: None,
             },
-            ExecutorError::Failed(failure) | ExecutorError::Rank { failure, .. } => failure,
+            ExecutorError::Refused(failure)
+            | ExecutorError::Failed(failure)
+            | ExecutorError::Rank { failure, .. } => failure,
             ExecutorError::Closed => Failure::new(Code::Closed, error.to_string()),
             ExecutorError::Deadline { .. } => Failure::new(Code::DeadlineExceeded, error.to_string()),
             ExecutorError::TooLarge { .. } | ExecutorError::UnknownMethod { .. } => {

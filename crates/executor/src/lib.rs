@@ -30,6 +30,7 @@ mod contract;
 mod options;
 mod output;
 mod registry;
+pub mod status;
 
 mod hosted;
 mod mp;

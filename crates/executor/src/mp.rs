@@ -23,8 +23,6 @@ use std::{
 
 /// Budget of the shutdown that dropping does.
 const DROP_BUDGET: Duration = Duration::from_secs(5);
-/// A wait without anything to wait for ends so often, for no other reason than to be bounded.
-const LONG_WAIT: Duration = Duration::from_secs(3600);
 
 /// Worker processes, a monitor thread that watches over them, and the world they form.
 ///
@@ -77,7 +75,7 @@ impl MpExecutor {
         let world = Arc::new(World::new(info, options.limits, end));
         {
             let wakeup = Arc::clone(&wakeup);
-            world.set_on_latched(Box::new(move || wakeup.ring()));
+            world.set_monitor(Box::new(move || wakeup.ring()));
         }
         let shared = Arc::new(Shared {
             world,
@@ -186,8 +184,8 @@ impl Lives for Processes {
     }
 }
 
-/// Watches over the workers until they are gone: passes on their standard error, reaps each before its end is reported, and tears the
-/// world down when it has failed.
+/// Watches over the workers until they are gone: passes on their standard error, notices which are hung, reaps each before its end is
+/// reported, and tears the world down when it has failed.
 fn monitor(shared: &Shared, mut tails: Vec<StderrTail>) {
     let Shared {
         world,
@@ -200,6 +198,7 @@ fn monitor(shared: &Shared, mut tails: Vec<StderrTail>) {
     let mut is_gone = vec![false; tails.len()];
     let mut is_torn_down = false;
     loop {
+        let next_look = world.watch();
         let (n_pidfds, ready) = {
             let living = processes
                 .children
@@ -210,7 +209,7 @@ fn monitor(shared: &Shared, mut tails: Vec<StderrTail>) {
             fds.extend(living.map(|(child, _)| child.as_fd()));
             let n_pidfds = fds.len() - 1;
             fds.extend(tails.iter().filter_map(StderrTail::fd));
-            match wait_readable(&fds, Deadline::after(LONG_WAIT)) {
+            match wait_readable(&fds, next_look) {
                 Ok(ready) => (n_pidfds, ready),
                 Err(error) => {
                     tracing::error!(%error, "the monitor cannot wait");

@@ -7,11 +7,11 @@ use std::{ffi::OsString, fmt, io::Write, path::PathBuf, sync::Arc, time::Duratio
 /// Bounds of a running world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes of traced tensors, names and shapes included, that are kept for one request until it ends, and of one result that
-    /// comes in pieces; more fails that request with `OutOfMemory`.
+    /// Most bytes of traced tensors, names and shapes included, that are kept for one request until it ends, and of one result or
+    /// reply that comes in pieces; more fails that request or call with `OutOfMemory`.
     pub trace_bytes: u64,
-    /// A rank that carries out a wave and reports nothing for so long is taken for hung: the world fails. Longer than the longest
-    /// step of the largest picture. Looked after by [`crate::Executor::wait_events`].
+    /// A rank that owes an answer, to a wave or a method, and gets nothing done for so long is taken for hung: the world fails. Longer
+    /// than the longest step of the largest picture. So is an idle rank that shows no sign of life for so long.
     pub silence: Duration,
     /// Time for TERM, then KILL, of the ranks that are left when a world has failed.
     pub fence: Duration,

@@ -92,14 +92,19 @@ pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<Start
     match try_start(options, progress, deadline, &keeper, &mut ranks, &stderr) {
         Ok((memory, epoch)) => {
             let pids = ranks.iter().map(|rank| rank.child.pid()).collect();
+            let common = |method: &MethodInfo| {
+                let has_it = |ready: &Ready| ready.methods.contains(method);
+                ranks.iter().filter_map(|rank| rank.ready.as_ref()).all(has_it)
+            };
             let Ready {
                 model,
                 weight_bytes,
-                methods,
+                mut methods,
             } = ranks
                 .first()
                 .and_then(|rank| rank.ready.clone())
                 .unwrap_or_default();
+            methods.retain(common);
             let info = WorldInfo {
                 kind: "mp",
                 world_size: options.n_workers,

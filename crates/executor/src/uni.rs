@@ -24,8 +24,6 @@ use std::{
 
 /// Budget of the shutdown that dropping does.
 const DROP_BUDGET: Duration = Duration::from_secs(5);
-/// A wait without anything to wait for ends so often, for no other reason than to be bounded.
-const LONG_WAIT: Duration = Duration::from_secs(3600);
 
 /// One worker on a thread, and the world it forms. Dropping shuts down within five seconds.
 #[derive(Debug)]
@@ -103,7 +101,7 @@ impl UniExecutor {
         let world = Arc::new(World::new(info, options.limits, end));
         {
             let thread = Arc::clone(&thread);
-            world.set_on_latched(Box::new(move || thread.poke()));
+            world.set_monitor(Box::new(move || thread.poke()));
         }
         let shared = Arc::new(Shared {
             world,
@@ -242,11 +240,11 @@ impl WorkerThread {
         }
     }
 
-    /// Waits until it has ended (unless that `is_known`) or was poked.
-    fn wait_news(&self, is_known: bool) {
+    /// Waits until it has ended (unless that `is_known`), was poked, or `until` is reached.
+    fn wait_news(&self, is_known: bool, until: Deadline) {
         let mut state = self.lock();
-        while !state.poked && (state.ended.is_none() || is_known) {
-            let waited = self.changed.wait_timeout(state, LONG_WAIT);
+        while !state.poked && (state.ended.is_none() || is_known) && !until.has_passed() {
+            let waited = self.changed.wait_timeout(state, until.remaining());
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         state.poked = false;
@@ -275,7 +273,7 @@ fn monitor(shared: &Shared) {
     let mut is_gone = false;
     let mut is_torn_down = false;
     loop {
-        thread.wait_news(is_gone);
+        thread.wait_news(is_gone, world.watch());
         if let (false, Some(how)) = (is_gone, thread.ended(0)) {
             is_gone = true;
             world.rank_gone(Rank(0), &how, None);

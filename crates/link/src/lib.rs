@@ -27,5 +27,5 @@ pub use path::{
     EventSender, Evictor, ExecutorEnd, Idle, Interrupter, Waiting, WorkerEnd,
 };
 pub use ring::{RingWorld, attach};
-pub use socket::{BootChannel, INHERITED_NAME, WORKER_ARG};
+pub use socket::{BootChannel, CONTROL_LIMIT_BYTES, INHERITED_NAME, WORKER_ARG};
 pub use spec::{LinkSpec, MAX_WORLD_SIZE, SpinPolicy};

@@ -3,9 +3,9 @@
 //! It has the limits of the ring link (queues bounded in bytes, largest message), so that a program that works here works there.
 
 use crate::{
-    Blob, BootSender, ControlInput, ControlReceiver, ControlSender, DataReceiver, DataSender, EventReceiver,
-    EventSender, Evictor, ExecutorEnd, Idle, Interrupter, LinkError, LinkSpec, RankSet, Received, SetupError,
-    Waiting, WorkerEnd,
+    Blob, BootSender, CONTROL_LIMIT_BYTES, ControlInput, ControlReceiver, ControlSender, DataReceiver,
+    DataSender, EventReceiver, EventSender, Evictor, ExecutorEnd, Idle, Interrupter, LinkError, LinkSpec,
+    RankSet, Received, SetupError, Waiting, WorkerEnd,
 };
 use denoised_os::Deadline;
 use denoised_ring::{Doorbell, DoorbellWaiter, Wait};
@@ -323,6 +323,7 @@ struct LocalControl(Arc<Queue>);
 
 impl ControlSender for LocalControl {
     fn send(&self, message: &[u8]) -> Result<(), LinkError> {
+        check_size(message, &[], CONTROL_LIMIT_BYTES, "control message")?;
         self.0.push(received(message, &[]), Deadline::PASSED, &mut || {
             ControlFlow::Continue(())
         })

@@ -93,6 +93,19 @@ enum Repr {
     Leased(ArenaLease),
 }
 
+impl From<Vec<u8>> for Blob {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::owned(bytes)
+    }
+}
+
+impl Default for Blob {
+    /// No bytes.
+    fn default() -> Self {
+        Self::owned(Vec::new())
+    }
+}
+
 impl Blob {
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         Self(Repr::Owned(bytes))
@@ -107,6 +120,24 @@ impl Blob {
         match self.0 {
             Repr::Owned(bytes) => bytes,
             Repr::Leased(lease) => lease.to_vec(),
+        }
+    }
+}
+
+impl Blob {
+    /// Bytes of the sender's arena that this keeps from being used again; 0 for owned bytes.
+    pub fn held_bytes(&self) -> usize {
+        match &self.0 {
+            Repr::Owned(_) => 0,
+            Repr::Leased(lease) => lease.held_bytes(),
+        }
+    }
+
+    /// Whether it holds nothing of the second half of an arena: of owned bytes always true.
+    pub fn is_in_first_half(&self) -> bool {
+        match &self.0 {
+            Repr::Owned(_) => true,
+            Repr::Leased(lease) => lease.end_granule() <= lease.n_granules() / 2,
         }
     }
 }
@@ -154,10 +185,14 @@ impl Received {
         }
     }
 
-    /// Takes the blob with this index out; a second time it is empty.
+    /// Takes the blob with this index out, where it lies; a second time it is empty.
+    pub fn take(&mut self, blob: BlobIdx) -> Option<Blob> {
+        self.blobs.get_mut(usize::from(blob.0)).map(std::mem::take)
+    }
+
+    /// As [`Received::take`], as bytes of one's own.
     pub fn take_blob(&mut self, blob: BlobIdx) -> Option<Vec<u8>> {
-        let blob = self.blobs.get_mut(usize::from(blob.0))?;
-        Some(std::mem::replace(blob, Blob::owned(Vec::new())).into_vec())
+        self.take(blob).map(Blob::into_vec)
     }
 }
 

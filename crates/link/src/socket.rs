@@ -8,7 +8,7 @@ use denoised_os::{
     Deadline, OsError,
     poll::wait_readable,
     signal::EndSignals,
-    socket::{Channel, ChannelError, Received},
+    socket::{Channel, ChannelError, MAX_MESSAGE_BYTES, Received},
 };
 use denoised_wire::{
     BootDown, BootUp, Hello, decode_boot_down, decode_boot_up, encode_boot_down, encode_boot_up,
@@ -23,6 +23,9 @@ pub const INHERITED_NAME: &str = "LINK";
 
 /// First argument of a program that is started to be a worker, unless its executor's options say otherwise.
 pub const WORKER_ARG: &str = "worker-process";
+
+/// Most bytes of a message on the control lane of any link.
+pub const CONTROL_LIMIT_BYTES: usize = MAX_MESSAGE_BYTES - 1;
 
 const HANDSHAKE: u8 = 0;
 const COMMAND: u8 = 1;

@@ -43,8 +43,7 @@ pub struct LinkSpec {
     pub command_arena_bytes: usize,
     /// Each rank's ring of events; a power of two.
     pub event_ring_bytes: usize,
-    /// Each rank's arena of large event bodies; a multiple of 64 KiB. Results of any size travel through it in
-    /// pieces; a reply of a method must fit whole.
+    /// Each rank's arena of large event bodies; a multiple of 64 KiB. Results and replies of any size travel through it in pieces.
     pub event_arena_bytes: usize,
     /// Blobs up to this size travel inside the record, larger ones in the arena; at most 16 KiB.
     pub inline_limit_bytes: usize,

@@ -556,6 +556,27 @@ impl ArenaHolder {
 #[derive(Clone, Debug)]
 pub struct ArenaLease(Arc<Held>);
 
+impl ArenaLease {
+    /// Bytes that this keeps from being allocated: whole granules.
+    pub fn held_bytes(&self) -> usize {
+        let Held { mapped, len, .. } = &*self.0;
+        mapped.granules_for(*len) * mapped.spec.granule_bytes
+    }
+
+    /// The granule that follows the last one of the block.
+    pub fn end_granule(&self) -> usize {
+        let Held {
+            mapped, block, len, ..
+        } = &*self.0;
+        block + mapped.granules_for(*len)
+    }
+
+    /// Granules of the whole arena.
+    pub fn n_granules(&self) -> usize {
+        self.0.mapped.spec.n_granules
+    }
+}
+
 #[derive(Debug)]
 struct Held {
     mapped: Arc<Mapped>,

@@ -321,7 +321,7 @@ impl Runner<'_> {
         let mut reporter = self.reporter(call_id);
         let sent = match outcome {
             Ok(None) => reporter.send(&Event::CallDone { outcome: Ok(None) }, &[]),
-            Ok(Some(bytes)) => reporter.send(
+            Ok(Some(bytes)) => reporter.send_in_pieces(
                 &Event::CallDone {
                     outcome: Ok(Some(BlobIdx(0))),
                 },

@@ -54,7 +54,7 @@ impl Reporter<'_> {
     }
 
     /// As [`Reporter::send`], with blobs of any size.
-    fn send_in_pieces(&mut self, event: &Event, blobs: &[&[u8]]) -> Result<(), LinkError> {
+    pub(crate) fn send_in_pieces(&mut self, event: &Event, blobs: &[&[u8]]) -> Result<(), LinkError> {
         let at_once_bytes = (self.shared.events.limit_bytes() / SHARE_AT_ONCE).max(2);
         if blobs.iter().map(|blob| blob.len()).sum::<usize>() <= at_once_bytes {
             return self.send(event, blobs);
