@@ -3,11 +3,15 @@
 mod clip;
 mod t5;
 
-mod charsmap;
-mod sentencepiece;
 mod t5_tokenizer;
 mod tokenizer;
+
+mod charsmap;
 mod unigram;
+
+mod files;
+mod sentencepiece;
+mod t5_files;
 
 pub(crate) use clip::{ClipConfig, ClipEncoder, ClipText};
 pub(crate) use t5::{T5Config, T5Encoder};

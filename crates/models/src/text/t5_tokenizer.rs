@@ -4,32 +4,22 @@
 //! 2. The pieces between are normalized by the model's compiled rules; added tokens with `normalized: true` are cut out.
 //! 3. What is between white space is a word; it begins with U+2581, and so does each of the parts into which that character cuts it.
 //! 4. A part becomes the pieces of the highest score.
-//!
-//! Of `tokenizer.json`, transformers takes the vocabulary, the added tokens and the compiled rules, and of `spiece.model` the first and
-//! the last; its other settings (white space, prefix, byte fallback, the id of the unknown piece) are fixed in `T5Tokenizer`. Where both
-//! files are there, the former counts.
 
 use super::{
     charsmap::Charsmap,
-    sentencepiece::{PieceKind, SentencePieceModel},
+    files::Files,
+    t5_files::{Added, T5Files},
     tokenizer::Fitted,
-    unigram::{PIECE_LIMIT_BYTES, Trie, Unigram},
+    unigram::{Trie, Unigram},
 };
 use crate::ModelError;
-use denoised_checkpoint::{Config, Folder};
-use serde_json::Value;
+use denoised_checkpoint::Folder;
 use std::collections::{BTreeMap, HashMap};
 
-const JOINT_FILE: &str = "tokenizer.json";
-const PIECES_FILE: &str = "spiece.model";
 /// Stands for white space before a word.
 const SPACE: char = '\u{2581}';
 /// `T5Tokenizer` takes this id whatever the files say.
 const UNK: u32 = 2;
-const DEFAULT_N_EXTRA: usize = 100;
-const N_EXTRA_LIMIT: usize = 1 << 16;
-/// UMT5's `tokenizer.json`, the largest of this kind, has 16 MiB.
-const FILE_LIMIT_BYTES: u64 = 64 << 20;
 
 /// A tokenizer with its vocabulary.
 pub(crate) struct T5Tokenizer {
@@ -59,34 +49,20 @@ impl T5Tokenizer {
     /// # Errors
     /// A file is missing, damaged, or not of the form of T5's.
     pub(crate) fn open(folder: &Folder, component: &str) -> Result<Self, ModelError> {
-        let config = folder.config(component)?;
-        let classes = ["T5Tokenizer", "T5TokenizerFast"].map(Value::from);
-        config.only("tokenizer_class", &classes)?;
-        config.only("padding_side", &["right".into()])?;
-        config.only("truncation_side", &["right".into()])?;
-        config.only("split_special_tokens", &[false.into()])?;
-        let n_extra = config.usize_or("extra_ids", DEFAULT_N_EXTRA)?;
-        config.within("extra_ids", n_extra, 0..=N_EXTRA_LIMIT)?;
-
         let files = Files { folder, component };
-        let vocabulary = read_vocabulary(&files, n_extra)?;
+        let read = T5Files::read(&files, &folder.config(component)?)?;
         let wrong = |problem| files.error("", problem);
-        let added = added_tokens(&files, &config, &vocabulary, n_extra)?;
-        let model =
-            Unigram::new(vocabulary.pieces, UNK).map_err(|problem| files.error(vocabulary.file, problem))?;
-        let charsmap = match vocabulary.charsmap {
-            None => None,
-            Some(bytes) => {
-                let read = Charsmap::parse(&bytes);
-                Some(read.map_err(|problem| files.error(vocabulary.file, problem))?)
-            }
-        };
+        let model = Unigram::new(read.pieces, UNK).map_err(|problem| files.error(read.file, problem))?;
+        let charsmap = read.charsmap.map(|bytes| Charsmap::parse(&bytes));
+        let charsmap = charsmap
+            .transpose()
+            .map_err(|problem| files.error(read.file, problem))?;
 
         // Tokens that are in no vocabulary get the ids behind it, in order; of two with the same text, the flags of the later one count.
         let mut ids: HashMap<&str, u32> = HashMap::new();
         let mut by_id: BTreeMap<u32, &Added> = BTreeMap::new();
         let mut next_id = model.n_pieces();
-        for token in &added.tokens {
+        for token in &read.added {
             let known = ids.get(token.content.as_str()).copied();
             let id = known.or_else(|| model.id(&token.content)).unwrap_or_else(|| {
                 next_id += 1;
@@ -102,7 +78,7 @@ impl T5Tokenizer {
             let id = ids.get(content).copied().or_else(|| model.id(content));
             id.ok_or_else(|| wrong(format!("{role} {content:?} is not in the vocabulary")))
         };
-        let (eos, pad) = (id_of("eos_token", &added.eos)?, id_of("pad_token", &added.pad)?);
+        let (eos, pad) = (id_of("eos_token", &read.eos)?, id_of("pad_token", &read.pad)?);
         let mut raw_tokens = Vec::new();
         let mut normalized_tokens = Vec::new();
         for (id, token) in &by_id {
@@ -209,59 +185,6 @@ fn normalized(charsmap: Option<&Charsmap>, text: &str) -> String {
     charsmap.map_or_else(|| text.to_owned(), |charsmap| charsmap.normalize(text))
 }
 
-/// A token that is looked for in the text itself.
-#[derive(Clone, Debug)]
-struct Added {
-    content: String,
-    is_normalized: bool,
-    /// Takes the white space before it with it.
-    lstrip: bool,
-    /// Takes the white space behind it with it.
-    rstrip: bool,
-}
-
-impl Added {
-    fn special(content: &str) -> Self {
-        Self {
-            content: content.to_owned(),
-            is_normalized: false,
-            lstrip: false,
-            rstrip: false,
-        }
-    }
-
-    /// Of a configuration: the text, or an object with flags; special tokens are looked for in the raw text unless they say otherwise.
-    fn read(value: &Value, is_special: bool) -> Result<Self, String> {
-        if let Some(content) = value.as_str() {
-            return Self::sized(Self::special(content));
-        }
-        let content = value["content"].as_str();
-        let content = content.ok_or_else(|| format!("{value} is no token"))?;
-        if value["single_word"] == true {
-            return Err(format!(
-                "the added token {content:?} is single_word, which is not supported"
-            ));
-        }
-        let flag = |key: &str| value[key].as_bool();
-        let is_special = is_special || flag("special").unwrap_or(false);
-        Self::sized(Self {
-            content: content.to_owned(),
-            is_normalized: flag("normalized").unwrap_or(!is_special),
-            lstrip: flag("lstrip").unwrap_or(false),
-            rstrip: flag("rstrip").unwrap_or(false),
-        })
-    }
-
-    fn sized(token: Self) -> Result<Self, String> {
-        match token.content.len() {
-            0..=PIECE_LIMIT_BYTES => Ok(token),
-            len => Err(format!(
-                "an added token has {len} bytes, at most {PIECE_LIMIT_BYTES} are taken"
-            )),
-        }
-    }
-}
-
 /// A text between added tokens, or one of them.
 enum Cut<'a> {
     Text(&'a str),
@@ -317,317 +240,14 @@ impl AddedTokens {
     }
 }
 
-/// The folder of one tokenizer.
-struct Files<'a> {
-    folder: &'a Folder,
-    component: &'a str,
-}
-
-impl Files<'_> {
-    fn has(&self, file: &str) -> bool {
-        self.folder.file(self.component, file).is_some()
-    }
-
-    fn error(&self, file: &str, problem: String) -> ModelError {
-        let path = self.folder.path().join(self.component);
-        ModelError::Tokenizer {
-            path: if file.is_empty() { path } else { path.join(file) },
-            problem,
-        }
-    }
-
-    fn bytes(&self, file: &str) -> Result<Vec<u8>, ModelError> {
-        Ok(self.folder.read(self.component, file, FILE_LIMIT_BYTES)?)
-    }
-
-    fn json(&self, file: &str) -> Result<Value, ModelError> {
-        serde_json::from_slice(&self.bytes(file)?)
-            .map_err(|error| self.error(file, format!("is not valid JSON: {error}")))
-    }
-}
-
-/// What is read of the one file or the other.
-struct Vocabulary {
-    file: &'static str,
-    pieces: Vec<(String, f64)>,
-    charsmap: Option<Vec<u8>>,
-    /// `added_tokens` of `tokenizer.json`.
-    listed: Vec<Value>,
-    /// Control tokens and user-defined ones of `spiece.model`.
-    of_model: Option<Vec<Added>>,
-}
-
-fn read_vocabulary(files: &Files<'_>, n_extra: usize) -> Result<Vocabulary, ModelError> {
-    let of = |file| move |problem| files.error(file, problem);
-    if files.has(JOINT_FILE) {
-        return read_joint(files.json(JOINT_FILE)?).map_err(of(JOINT_FILE));
-    }
-    let read = SentencePieceModel::parse(&files.bytes(PIECES_FILE)?).map_err(of(PIECES_FILE))?;
-    let of_model = read.pieces.iter().filter(|piece| piece.kind != PieceKind::Plain);
-    let of_model = of_model.map(|piece| Added::sized(Added::special(&piece.text)));
-    let of_model = of_model.collect::<Result<_, String>>().map_err(of(PIECES_FILE))?;
-    let pieces = read
-        .pieces
-        .into_iter()
-        .map(|piece| (piece.text, f64::from(piece.score)));
-    let extra = (0..n_extra).rev().map(|idx| (extra_token(idx), 0.0));
-    Ok(Vocabulary {
-        file: PIECES_FILE,
-        pieces: pieces.chain(extra).collect(),
-        charsmap: Some(read.charsmap).filter(|bytes| !bytes.is_empty()),
-        listed: Vec::new(),
-        of_model: Some(of_model),
-    })
-}
-
-fn extra_token(idx: usize) -> String {
-    format!("<extra_id_{idx}>")
-}
-
-fn read_joint(mut json: Value) -> Result<Vocabulary, String> {
-    let kind = &json["model"]["type"];
-    if kind.as_str().is_some_and(|kind| kind != "Unigram") {
-        return Err(format!("model type {kind} is not supported, Unigram is"));
-    }
-    for key in ["padding", "truncation"] {
-        let direction = &json[key]["direction"];
-        if direction.as_str().is_some_and(|side| side != "Right") {
-            return Err(format!("{key} direction {direction} is not supported, Right is"));
-        }
-    }
-    let pieces = json["model"]["vocab"].as_array_mut();
-    let pieces = pieces.ok_or("the vocabulary is no list")?;
-    let pieces = std::mem::take(pieces).into_iter().map(|piece| match &piece {
-        Value::Array(pair) => match &pair[..] {
-            [Value::String(text), Value::Number(score)] => {
-                Ok((text.clone(), score.as_f64().unwrap_or(f64::NAN)))
-            }
-            _ => Err(format!("{piece} is no piece with its score")),
-        },
-        _ => Err(format!("{piece} is no piece with its score")),
-    });
-    let pieces = pieces.collect::<Result<_, _>>()?;
-    let normalizer = &json["normalizer"];
-    let normalizers = match normalizer["type"].as_str() {
-        Some("Sequence") => normalizer["normalizers"]
-            .as_array()
-            .ok_or("the sequence of normalizers is no list")?,
-        _ => std::slice::from_ref(normalizer),
-    };
-    let rules = normalizers
-        .iter()
-        .filter(|one| one["type"] == "Precompiled")
-        .find_map(|one| one.get("precompiled_charsmap"));
-    let charsmap = rules.map(|rules| {
-        let text = rules.as_str().ok_or("the charsmap is no text")?;
-        base64(text).ok_or("the charsmap is no base64")
-    });
-    Ok(Vocabulary {
-        file: JOINT_FILE,
-        pieces,
-        charsmap: charsmap.transpose()?,
-        listed: match json["added_tokens"].take() {
-            Value::Array(tokens) => tokens,
-            _ => Vec::new(),
-        },
-        of_model: None,
-    })
-}
-
-/// The standard alphabet, padded.
-fn base64(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim_end_matches('=');
-    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
-        return None;
-    }
-    let mut out = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut n_bits) = (0_u32, 0);
-    for digit in digits.bytes() {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        n_bits += 6;
-        if n_bits >= 8 {
-            n_bits -= 8;
-            out.push((bits >> n_bits) as u8);
-        }
-    }
-    Some(out)
-}
-
-/// Roles of tokens, in the order in which transformers adds them.
-const ROLES: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
-const EXTRA: &str = "extra_special_tokens";
-/// What [`EXTRA`] was called before.
-const ADDITIONAL: &str = "additional_special_tokens";
-
-/// Every token that is looked for in the text, in the order in which transformers adds them.
-struct AddedList {
-    tokens: Vec<Added>,
-    eos: Option<String>,
-    pad: Option<String>,
-}
-
-/// First the listed ones, then those with a role, then the extra ones; what is listed is not added again by a role.
-fn added_tokens(
-    files: &Files<'_>,
-    config: &Config,
-    vocabulary: &Vocabulary,
-    n_extra: usize,
-) -> Result<AddedList, ModelError> {
-    let map_file = "special_tokens_map.json";
-    let of = |file: &'static str| move |problem| files.error(file, problem);
-    let listed_in_config = match config.value("added_tokens_decoder") {
-        None => None,
-        Some(Value::Object(tokens)) => Some(tokens),
-        Some(_) => return Err(config.wrong("added_tokens_decoder", "an object").into()),
-    };
-    let map = if listed_in_config.is_some() || !files.has(map_file) {
-        Value::Object(serde_json::Map::new())
-    } else {
-        files.json(map_file)?
-    };
-    let Some(map) = map.as_object() else {
-        return Err(files.error(map_file, "is no JSON object".to_owned()));
-    };
-
-    // Tokens with a role.
-    let mut roles = BTreeMap::new();
-    for key in ROLES {
-        let default = match key {
-            "eos_token" => "</s>".into(),
-            "unk_token" => "<unk>".into(),
-            "pad_token" => "<pad>".into(),
-            _ => Value::Null,
-        };
-        let (value, is_special, file) = match (map.get(key), config.value(key)) {
-            (Some(value), _) => (value, true, map_file),
-            (None, Some(value)) => (value, false, "tokenizer_config.json"),
-            (None, None) => (&default, true, ""),
-        };
-        if !value.is_null() {
-            roles.insert(key, Added::read(value, is_special).map_err(of(file))?);
-        }
-    }
-
-    // Extra tokens; `None` where no file speaks of them.
-    let read_list = |value: &Value, is_special, file| match value {
-        Value::Array(tokens) => {
-            let tokens = tokens.iter().map(|token| Added::read(token, is_special));
-            tokens.collect::<Result<Vec<_>, _>>().map_err(of(file))
-        }
-        Value::Null => Ok(Vec::new()),
-        _ => Err(files.error(file, format!("the extra special tokens are no list: {value}"))),
-    };
-    let in_config = |key| {
-        let list = config.value(key);
-        list.map(|list| read_list(list, false, "tokenizer_config.json"))
-            .transpose()
-    };
-    let is_empty = |list: &Option<Vec<Added>>| list.as_ref().is_none_or(Vec::is_empty);
-    let mut extra = in_config(EXTRA)?;
-    let mut additional = in_config(ADDITIONAL)?;
-    if is_empty(&extra) && additional.is_some() {
-        extra = additional.take();
-    }
-    if let Some(list) = map.get(ADDITIONAL) {
-        additional = Some(read_list(list, true, map_file)?);
-    }
-    if let Some(list) = map.get(EXTRA) {
-        let list = read_list(list, true, map_file)?;
-        extra = Some(extra.into_iter().flatten().chain(list).collect());
-    }
-    if let Some(tokens) = &vocabulary.of_model {
-        additional = Some(tokens.clone());
-    }
-    let mut additional = additional.unwrap_or_default();
-    match additional
-        .iter()
-        .filter(|token| token.content.contains("<extra_id_"))
-        .count()
-    {
-        0 => additional.extend((0..n_extra).map(|idx| Added::special(&extra_token(idx)))),
-        n if n_extra > 0 && n != n_extra => {
-            let problem = format!("extra_ids is {n_extra}, but {n} such tokens are listed");
-            return Err(files.error("", problem));
-        }
-        _ => {}
-    }
-    let extra = extra.unwrap_or(additional);
-
-    // Listed tokens, by their numbers.
-    let mut listed: BTreeMap<u64, Added> = BTreeMap::new();
-    if let Some(tokens) = listed_in_config {
-        for (id, token) in tokens {
-            let id = id.parse();
-            let id =
-                id.map_err(|_| config.wrong("added_tokens_decoder", "an object with numbers as keys"))?;
-            let token = Added::read(token, false).map_err(of("tokenizer_config.json"))?;
-            listed.insert(id, token);
-        }
-    } else {
-        let added_file = "added_tokens.json";
-        if files.has(added_file) {
-            let json = files.json(added_file)?;
-            let json = json
-                .as_object()
-                .ok_or_else(|| files.error(added_file, "is no JSON object".to_owned()))?;
-            for (content, id) in json {
-                let id = id.as_u64();
-                let id = id.ok_or_else(|| files.error(added_file, format!("{content:?} has no number")))?;
-                let is_special = roles
-                    .values()
-                    .chain(&extra)
-                    .any(|token| token.content == *content);
-                let mut token = Added::sized(Added::special(content)).map_err(of(added_file))?;
-                token.is_normalized = !is_special;
-                listed.insert(id, token);
-            }
-        }
-        for token in &vocabulary.listed {
-            let id = token["id"].as_u64();
-            let id = id.ok_or_else(|| files.error(JOINT_FILE, format!("{token} has no id")))?;
-            let token = Added::read(token, false).map_err(of(JOINT_FILE))?;
-            listed.insert(id, token);
-        }
-    }
-
-    let mut tokens: Vec<Added> = listed.into_values().collect();
-    let mut known: std::collections::HashSet<String> =
-        tokens.iter().map(|token| token.content.clone()).collect();
-    let (eos, pad) = (roles.get("eos_token"), roles.get("pad_token"));
-    let (eos, pad) = (eos.cloned(), pad.cloned());
-    let by_role = ROLES.iter().filter_map(|role| roles.remove(role));
-    for token in by_role.chain(extra) {
-        if known.insert(token.content.clone()) {
-            tokens.push(token);
-        }
-    }
-    tokens.retain(|token| !token.content.is_empty());
-    Ok(AddedList {
-        tokens,
-        eos: eos.map(|token| token.content),
-        pad: pad.map(|token| token.content),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::{
+        sentencepiece::SentencePieceModel,
+        t5_files::{JOINT_FILE, PIECES_FILE, base64, read_joint},
+    };
+    use serde_json::Value;
     use std::{fs, path::Path};
 
     const SOURCE: &str = "sd3/model/tokenizer_3";

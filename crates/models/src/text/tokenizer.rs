@@ -8,6 +8,7 @@
 //! Which characters combine (2) and which are letters (3) depends on the version of Unicode. The workspace pins the two crates of
 //! tables to the versions of the tokenizers library; with newer ones a character assigned since then gives other ids.
 
+use super::files::Files;
 use crate::ModelError;
 use denoised_checkpoint::{Config, Folder};
 use serde_json::Value;
@@ -23,8 +24,6 @@ const EOS: &str = "<|endoftext|>";
 const WORD_END: &str = "</w>";
 /// Contractions that are words of their own, in the order in which they are tried.
 const CONTRACTIONS: [&str; 7] = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"];
-/// Vocabulary files of CLIP have 1 to 4 MiB.
-const FILE_LIMIT_BYTES: u64 = 64 << 20;
 
 /// A tokenizer with its vocabulary.
 pub(crate) struct ClipTokenizer {
@@ -388,35 +387,6 @@ fn check_config(config: &Config) -> Result<(), ModelError> {
 }
 
 type Vocabulary = (HashMap<String, u32>, Vec<(String, String)>);
-
-/// The folder of one tokenizer.
-struct Files<'a> {
-    folder: &'a Folder,
-    component: &'a str,
-}
-
-impl Files<'_> {
-    fn has(&self, file: &str) -> bool {
-        self.folder.file(self.component, file).is_some()
-    }
-
-    fn error(&self, file: &str, problem: String) -> ModelError {
-        ModelError::Tokenizer {
-            path: self.folder.path().join(self.component).join(file),
-            problem,
-        }
-    }
-
-    fn text(&self, file: &str) -> Result<String, ModelError> {
-        let bytes = self.folder.read(self.component, file, FILE_LIMIT_BYTES)?;
-        String::from_utf8(bytes).map_err(|error| self.error(file, error.to_string()))
-    }
-
-    fn json(&self, file: &str) -> Result<Value, ModelError> {
-        serde_json::from_str(&self.text(file)?)
-            .map_err(|error| self.error(file, format!("is not valid JSON: {error}")))
-    }
-}
 
 /// Token ids and merges; `tokenizer.json` decides where it exists.
 fn read_vocabulary(files: &Files<'_>) -> Result<Vocabulary, ModelError> {
