@@ -600,7 +600,8 @@ impl Core {
         let (replica, joining) = (wave.replica, wave.joining.clone());
         let n_others = wave.continuing.len() + wave.cancelled.len();
         let is_world_dead = matches!(error, ExecutorError::Failed(_) | ExecutorError::Closed);
-        let is_too_large = matches!(error, ExecutorError::TooLarge { .. });
+        // Waiting does not change that.
+        let is_final = matches!(error, ExecutorError::TooLarge { .. } | ExecutorError::Refused(_));
         let failure = Failure::from(error);
         if is_world_dead {
             return self.fail(failure, actions);
@@ -608,13 +609,13 @@ impl Core {
         for &request_id in &joining {
             self.give_back(now, request_id, failure.clone(), actions);
         }
-        if n_others == 0 || (is_too_large && !joining.is_empty()) {
-            // What was in the way is gone.
+        if n_others == 0 || (is_final && !joining.is_empty()) {
+            // What may have been in the way is gone.
             return self.end_wave(now, wave_id, actions);
         }
         let since = *self.unsent_since.entry(replica).or_insert(now);
         let limit_ms = self.options.stuck_limit_ms;
-        if is_too_large || now >= since.plus(limit_ms) {
+        if is_final || now >= since.plus(limit_ms) {
             let message = format!(
                 "replica {replica} cannot be sent the next step of the {n_others} requests that it has begun, \
                  tried for {} ms: {failure}",

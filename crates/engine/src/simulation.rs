@@ -222,8 +222,10 @@ impl World {
             let is_stuck = since.map(|since| since.plus(STUCK_MS)) == Some(self.now);
             let unsent = self.unsent_since.values().min();
             let is_unsendable = unsent.is_some_and(|since| since.plus(STUCK_MS) <= self.now);
-            let is_too_large = failure.message.contains("exceeds the limit");
-            assert!(is_stuck || is_unsendable || is_too_large, "{failure}");
+            let is_final = ["exceeds the limit", "makes no sense"]
+                .iter()
+                .any(|text| failure.message.contains(text));
+            assert!(is_stuck || is_unsendable || is_final, "{failure}");
         }
         if self.is_failed {
             self.waves.clear();
@@ -590,21 +592,18 @@ impl World {
         let Some(wave_id) = self.random.pick(&fresh) else {
             return;
         };
+        let wave = &self.waves[&wave_id];
+        // Without anybody who joins these end the world; not often.
+        let may_be_final = !wave.joining.is_empty() || self.random.below(8) == 0;
         let error = match self.random.below(6) {
-            // Without anybody who joins it ends the world; not often.
-            0 | 1 if !self.waves[&wave_id].joining.is_empty() || self.random.below(8) == 0 => {
-                ExecutorError::TooLarge {
-                    message_bytes: 2,
-                    limit_bytes: 1,
-                    limited_by: "test",
-                }
-            }
-            2 => {
-                let failure = Failure::new(FailureCode::Protocol, "cannot decode");
-                ExecutorError::Rank {
-                    failure,
-                    succeeded: Vec::new(),
-                }
+            0 if may_be_final => ExecutorError::TooLarge {
+                message_bytes: 2,
+                limit_bytes: 1,
+                limited_by: "test",
+            },
+            1 if may_be_final => {
+                let failure = Failure::new(FailureCode::Protocol, "the wave makes no sense");
+                ExecutorError::Refused(failure)
             }
             _ if self.random.below(10) == 0 => ExecutorError::Closed,
             _ => ExecutorError::Deadline {
@@ -614,8 +613,8 @@ impl World {
         };
         let wave = &self.waves[&wave_id];
         let goes_on = wave.members.len() > wave.joining.len() || !wave.cancelled.is_empty();
-        let is_too_large = matches!(error, ExecutorError::TooLarge { .. });
-        if goes_on && (!is_too_large || wave.joining.is_empty()) {
+        let is_final = matches!(error, ExecutorError::TooLarge { .. } | ExecutorError::Refused(_));
+        if goes_on && (!is_final || wave.joining.is_empty()) {
             self.unsent_since.entry(wave.rank).or_insert(self.now);
             self.n_refused_steps += 1;
         }

@@ -210,7 +210,7 @@ impl FakeExecutor {
         self.lock().calls.clone()
     }
 
-    /// What was asked of it against the contract, in words; empty for a good engine.
+    /// What it refused since it was against the contract, in words; empty for a good engine.
     pub fn misuses(&self) -> Vec<String> {
         self.lock().misuses.clone()
     }
@@ -309,8 +309,8 @@ impl State {
         }
     }
 
-    /// Notes what a good engine does not do.
-    fn inspect(&mut self, wave: &Wave) {
+    /// Refuses what a good engine does not do.
+    fn inspect(&mut self, wave: &Wave) -> Result<(), ExecutorError> {
         let (wave_id, rank) = (wave.wave_id, wave.ranks.first().copied());
         let mut found = Vec::new();
         if self.waves.values().any(|open| Some(open.rank) == rank) {
@@ -337,11 +337,15 @@ impl State {
         if wave.mode == Mode::Request && !(wave.continuing.is_empty() && wave.cancelled.is_empty()) {
             found.push(format!("wave {wave_id} goes on in request mode"));
         }
+        let Some(first) = found.first() else {
+            return Ok(());
+        };
+        let failure = Failure::new(FailureCode::InvalidRequest, first.clone());
         self.misuses.extend(found);
+        Err(ExecutorError::Refused(failure))
     }
 
     fn begin(&mut self, wave: &Wave, script: &Script) {
-        self.inspect(wave);
         let rank = wave.ranks.first().copied().unwrap_or_default();
         let (mode, now) = (wave.mode, Instant::now());
         for &request_id in &wave.cancelled {
@@ -516,6 +520,7 @@ impl Executor for FakeExecutor {
         if let Some(error) = state.refusals.pop_front() {
             return Err(error);
         }
+        state.inspect(&wave)?;
         state.calls.push(FakeCall::Dispatch {
             wave_id: wave.wave_id,
             ranks: wave.ranks.clone(),
@@ -591,10 +596,7 @@ impl Executor for FakeExecutor {
                 call.method, call.execute, call.reply
             );
             let failure = Failure::new(FailureCode::InvalidRequest, message);
-            return Err(ExecutorError::Rank {
-                failure,
-                succeeded: Vec::new(),
-            });
+            return Err(ExecutorError::Refused(failure));
         }
         if call.method != "echo" {
             return Err(ExecutorError::UnknownMethod {
