@@ -186,6 +186,12 @@ fn executor_report(args: &IdleArgs) -> Result<(String, Value), Error> {
         entry["is_spinning"] = json!(call.is_spinning);
         calls.push(entry);
     }
+    for (label, times) in [
+        ("a step wave, one sleeping worker", report.step_wave),
+        ("the step wave after it", report.next_step_wave),
+    ] {
+        row(label, times, Some(report.futex_round_trip));
+    }
     let label = format!(
         "{} idle workers together, over {} s",
         report.n_idle_workers, args.idle_seconds
@@ -229,6 +235,8 @@ fn executor_report(args: &IdleArgs) -> Result<(String, Value), Error> {
         "line_round_trip": as_json(report.line_round_trip),
         "futex_round_trip": as_json(report.futex_round_trip),
         "calls": calls,
+        "step_wave": as_json(report.step_wave),
+        "next_step_wave": as_json(report.next_step_wave),
         "n_idle_workers": report.n_idle_workers,
         "idle_seconds": args.idle_seconds,
         "idle_core_share": report.idle_core_share,

@@ -8,7 +8,8 @@ use crate::{
 };
 use denoised_os::{cpu, process::cpu_time_ns};
 use denoised_ring::bench as ring;
-use denoised_types::WorkerConfig;
+use denoised_types::{Mode, Rank, WaveId, WorkerConfig};
+use denoised_wire::Wave;
 use std::time::{Duration, Instant};
 
 pub use denoised_ring::bench::Times;
@@ -89,6 +90,11 @@ pub struct Report {
     pub futex_round_trip: Times,
     /// Spinning with one worker (more do not own a core each on a small machine), then sleeping worlds by size.
     pub calls: Vec<CallTimes>,
+    /// A wave in step mode without requests, to one sleeping worker and back: what a step of step mode costs beside its computation
+    /// when the engine has been idle.
+    pub step_wave: Times,
+    /// The same, dispatched as soon as the one before is over, as an engine with work does.
+    pub next_step_wave: Times,
     /// What reporting a step to a sleeping executor costs the worker: the executor's part in a denoise step of a wave.
     pub step_report: Times,
     /// Workers that were watched while idle.
@@ -132,6 +138,8 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         line_round_trip: raw.line_round_trip,
         futex_round_trip: raw.futex_round_trip,
         calls,
+        step_wave: on_own_thread(|| step_wave(plan, FALL_ASLEEP))?,
+        next_step_wave: on_own_thread(|| step_wave(plan, Duration::ZERO))?,
         step_report: on_own_thread(|| step_report(plan))?,
         n_idle_workers: plan.n_idle_workers,
         idle_core_share: idle_core_share(plan)?,
@@ -170,16 +178,7 @@ fn call_times(plan: &Plan, n_workers: u16, is_spinning: bool) -> Result<CallTime
     };
     // Caller and worker on a core each, as in the raw measurement; a process inherits the core of the thread that starts it. More
     // workers go where the kernel puts them.
-    let cores = cpu::allowed_core_ids().unwrap_or_default();
-    let pin = |core_idx: usize| {
-        if n_workers == 1 && cores.len() >= 2 {
-            // Unpinned times are times too.
-            let _ = cpu::pin_thread(&cores[core_idx..=core_idx]);
-        }
-    };
-    pin(1);
-    let executor = start(plan, n_workers, spin)?;
-    pin(0);
+    let executor = start_apart(plan, n_workers, spin)?;
     let mut times_ns = Vec::with_capacity(n_calls as usize);
     for call_idx in 0..N_WARM_UP.saturating_add(n_calls) {
         if !pause.is_zero() {
@@ -197,6 +196,54 @@ fn call_times(plan: &Plan, n_workers: u16, is_spinning: bool) -> Result<CallTime
         is_spinning,
         times: times_of(times_ns),
     })
+}
+
+/// Starts a world whose one worker has a core of its own, if there are two.
+fn start_apart(plan: &Plan, n_workers: u16, spin: SpinPolicy) -> Result<MpExecutor, ExecutorError> {
+    let cores = cpu::allowed_core_ids().unwrap_or_default();
+    let pin = |core_idx: usize| {
+        if n_workers == 1 && cores.len() >= 2 {
+            // Unpinned times are times too.
+            let _ = cpu::pin_thread(&cores[core_idx..=core_idx]);
+        }
+    };
+    pin(1);
+    let executor = start(plan, n_workers, spin)?;
+    pin(0);
+    Ok(executor)
+}
+
+/// Waves without requests, one after the other, with a pause before each.
+fn step_wave(plan: &Plan, pause: Duration) -> Result<Times, ExecutorError> {
+    let executor = start_apart(plan, 1, SpinPolicy::Auto)?;
+    let mut times_ns = Vec::new();
+    for wave_idx in 0..u64::from(N_WARM_UP.saturating_add(plan.n_calls / 5)) {
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+        let wave = Wave {
+            wave_id: WaveId(wave_idx + 1),
+            mode: Mode::Step,
+            ranks: vec![Rank(0)],
+            joining: Vec::new(),
+            continuing: Vec::new(),
+            cancelled: Vec::new(),
+            adapters: Vec::new(),
+        };
+        let begin = Instant::now();
+        executor.dispatch(wave, begin + CALL_LIMIT)?;
+        while executor.wait_events(begin + CALL_LIMIT).is_empty() {
+            if begin.elapsed() >= CALL_LIMIT {
+                let (what, silent) = ("a wave".to_owned(), vec![Rank(0)]);
+                return Err(ExecutorError::Deadline { what, silent });
+            }
+        }
+        if wave_idx >= u64::from(N_WARM_UP) {
+            times_ns.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+    executor.shutdown(CALL_LIMIT);
+    Ok(times_of(times_ns))
 }
 
 /// What the worker's own clock says of its reports.

@@ -289,9 +289,13 @@ pub fn waves_of_several_ranks_end_requests_once(start: &StartFn) {
     let all: Vec<u16> = (0..=last).collect();
     let mut events = Vec::new();
     let joining = [(1, request(1, 2)), (2, request(2, 5))];
-    let waves: [(&[(u64, GenerateRequest)], &[u64]); 3] = [(&joining, &[]), (&[], &[1, 2]), (&[], &[2])];
-    for (wave_id, (joining, continuing)) in (1..).zip(waves) {
-        let wave = step_wave(wave_id, &all, joining, continuing, &[]);
+    let waves = [
+        step_wave(1, &all, &joining, &[], &[]),
+        step_wave(2, &all, &[], &[1, 2], &[]),
+        step_wave(3, &all, &[], &[2], &[]),
+    ];
+    for wave in waves {
+        let wave_id = wave.wave_id.0;
         executor.dispatch(wave, late()).unwrap();
         events.extend(events_until_done(&*executor, &[wave_id]));
     }
