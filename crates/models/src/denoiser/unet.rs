@@ -801,3 +801,70 @@ fn unbalanced() -> TensorError {
         detail: "the way up has not as many layers as the way down left states".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn read(json: Value) -> UnetConfig {
+        let Value::Object(map) = json else {
+            panic!("tests give objects")
+        };
+        UnetConfig::read(&Config::new(Path::new("unet/config.json"), map)).expect("supported")
+    }
+
+    /// `unet/config.json` of Stable Diffusion 1.5 as it is published.
+    fn sd15() -> Value {
+        json!({
+            "_class_name": "UNet2DConditionModel", "_diffusers_version": "0.6.0", "act_fn": "silu", "attention_head_dim": 8,
+            "block_out_channels": [320, 640, 1280, 1280], "center_input_sample": false, "cross_attention_dim": 768,
+            "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
+            "downsample_padding": 1, "flip_sin_to_cos": true, "freq_shift": 0, "in_channels": 4, "layers_per_block": 2,
+            "mid_block_scale_factor": 1, "norm_eps": 1e-5, "norm_num_groups": 32, "out_channels": 4, "sample_size": 64,
+            "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+        })
+    }
+
+    /// Names, and how many numbers they stand for in all.
+    fn declared(config: &UnetConfig) -> (Vec<String>, usize) {
+        let mut declare = denoised_nn::Declare::new([]);
+        Unet::new(&mut declare.at(""), config);
+        let specs = declare.finish();
+        let n = specs
+            .iter()
+            .map(|spec| spec.shape.iter().product::<usize>())
+            .sum();
+        (specs.into_iter().flat_map(|spec| spec.sources).collect(), n)
+    }
+
+    #[test]
+    fn published_configurations_give_networks_of_the_published_sizes() {
+        // Numbers of tensors and parameters of diffusers' UNet2DConditionModel with these configurations.
+        let (names, n_parameters) = declared(&read(sd15()));
+        assert_eq!((names.len(), n_parameters), (686, 859_520_964));
+        let mut sd21 = sd15();
+        sd21["attention_head_dim"] = json!([5, 10, 20, 20]);
+        sd21["cross_attention_dim"] = 1024.into();
+        for (key, value) in [
+            ("dual_cross_attention", json!(false)),
+            ("num_class_embeds", json!(null)),
+            ("only_cross_attention", json!(false)),
+            ("sample_size", json!(96)),
+            ("upcast_attention", json!(true)),
+            ("use_linear_projection", json!(true)),
+        ] {
+            sd21[key] = value;
+        }
+        let config = read(sd21);
+        assert_eq!((config.sample_size, config.n_context()), ((96, 96), Some(1024)));
+        let (names, n_parameters) = declared(&config);
+        assert_eq!((names.len(), n_parameters), (686, 865_910_724));
+        let distinct: std::collections::BTreeSet<&String> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len());
+        // Nothing but diffusers' defaults is that of 1.5 with another text.
+        let (names, n_parameters) = declared(&read(json!({})));
+        assert_eq!((names.len(), n_parameters), (686, 872_300_484));
+    }
+}

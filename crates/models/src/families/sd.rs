@@ -79,6 +79,10 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     expect_class(folder, "unet", "denoiser", &["UNet2DConditionModel"])?;
     expect_class(folder, "vae", "autoencoder", &["AutoencoderKL"])?;
 
+    if folder.class("safety_checker").is_some() {
+        tracing::warn!("the checkpoint brings a safety checker, which this version does not run");
+    }
+
     let clip = ClipConfig::read(&folder.config("text_encoder")?)?;
     let unet = UnetConfig::read(&folder.config("unet")?)?;
     // The pipeline does not shift latents, whatever the autoencoder says.
