@@ -1,6 +1,6 @@
 //! `denoised generate` as a person and as a script use it: files, texts, exit codes; and everything that can be wrong.
 
-use crate::support::{Outcome, Running, copy_of, decode, demo_model, denoised, run};
+use crate::support::{Outcome, Running, case, copy_of, decode, demo_model, denoised, run};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -74,12 +74,14 @@ fn a_prompt_becomes_a_picture_with_its_parameters_and_the_same_bytes_every_time(
     assert!(text("guidance").parse::<f32>().is_ok());
     assert_eq!(picture.texts.len(), 10, "{:?}", picture.texts);
 
-    // Neither time nor path nor executor, workers and threads are in the bytes.
-    let ways: [&[&str]; 4] = [
+    // Neither time nor path nor executor, workers, threads and mode are in the bytes.
+    let ways: [&[&str]; 6] = [
         &[],
         &["--executor", "uni"],
         &["--workers", "2", "--threads", "1"],
-        &["--executor", "uni", "--threads", "3"],
+        &["--executor", "uni", "--threads", "3", "--no-warm-up"],
+        &["--mode", "step"],
+        &["--mode", "step", "--executor", "uni", "--max-batch", "1"],
     ];
     fs::create_dir(folder.join("elsewhere")).expect("a folder can be made");
     for (way_idx, way) in ways.iter().enumerate() {
@@ -92,7 +94,7 @@ fn a_prompt_becomes_a_picture_with_its_parameters_and_the_same_bytes_every_time(
     }
     assert_eq!(
         names_in(&folder.join("elsewhere")),
-        ["0.png", "1.png", "2.png", "3.png"]
+        ["0.png", "1.png", "2.png", "3.png", "4.png", "5.png"]
     );
 }
 
@@ -121,6 +123,82 @@ fn picture_i_is_the_one_of_seed_plus_i() {
     .expect_code(0);
     assert!(bytes_of(&folder.join("p-2.png")) == bytes_of(&folder.join("alone.png")));
     assert!(bytes_of(&folder.join("p-0.png")) != bytes_of(&folder.join("p-1.png")));
+}
+
+#[test]
+fn pictures_that_share_waves_are_those_that_do_not() {
+    let folder = folder();
+    let folder = folder.path();
+    let args = ["generate", "a penguin", "--steps", "3", "--seed", "7", "--n", "5"];
+    let pictures = |name: &str, extra: &[&str]| {
+        let output = format!("{name}-{{index}}.png");
+        let args = [&args[..], &["-o", &output, "--json"], extra].concat();
+        let lines = run(folder, &args).expect_code(0).json_lines();
+        assert_eq!(lines.len(), 5);
+        let mode = lines[0]["mode"].as_str().map(str::to_owned);
+        let pictures: Vec<_> = (0..5)
+            .map(|image_idx| bytes_of(&folder.join(format!("{name}-{image_idx}.png"))))
+            .collect();
+        (mode, pictures)
+    };
+    let (mode, alone) = pictures("alone", &["--max-batch", "1"]);
+    assert_eq!(mode.as_deref(), Some("request"));
+    for (name, mode, extra) in [
+        ("request", "request", &["--max-batch", "3"][..]),
+        ("step", "step", &["--max-batch", "3"]),
+        ("two", "step", &["--max-batch", "2", "--workers", "2"]),
+    ] {
+        let (told, shared) = pictures(name, &[&["--mode", mode], extra].concat());
+        assert_eq!(told.as_deref(), Some(mode));
+        assert!(shared == alone, "{mode} {extra:?}: other bytes");
+    }
+}
+
+#[test]
+fn a_profile_is_a_trace_with_one_process_per_rank() {
+    let folder = folder();
+    let folder = folder.path();
+    for (mode, command) in [("request", "generate"), ("step", "generate"), ("step", "verify")] {
+        let case = case("sd35m");
+        let case = case.to_str().expect("a readable path");
+        let what: &[&str] = match command {
+            "generate" => &["generate", "a rocket", "--steps", "3", "--n", "4", "-q"],
+            _ => &["verify", case, "--json"],
+        };
+        let how = ["--workers", "2", "--mode", mode, "--profile", "trace.json"];
+        run(folder, &[what, &how].concat()).expect_code(0);
+        let trace: serde_json::Value =
+            serde_json::from_slice(&bytes_of(&folder.join("trace.json"))).expect("it is JSON");
+        let events = trace["traceEvents"].as_array().expect("a list of events");
+        let names: Vec<&str> = events
+            .iter()
+            .filter(|event| event["name"] == "process_name")
+            .filter_map(|event| event["args"]["name"].as_str())
+            .collect();
+        assert_eq!(names, ["rank 0", "rank 1"]);
+        for process in [1, 2] {
+            let spans: Vec<_> = events
+                .iter()
+                .filter(|event| event["ph"] == "X" && event["pid"] == process)
+                .collect();
+            for what in ["wave", "encode", "step", "decode"] {
+                assert!(
+                    spans.iter().any(|span| span["name"] == what),
+                    "{command} in {mode} mode: no `{what}` of rank {}",
+                    process - 1
+                );
+            }
+            let wave = spans
+                .iter()
+                .find(|span| span["name"] == "wave")
+                .expect("seen above");
+            assert_eq!(wave["args"]["mode"], mode);
+            for span in spans {
+                let is_a_time = |name: &str| span[name].as_f64().is_some_and(|value| value >= 0.0);
+                assert!(is_a_time("ts") && is_a_time("dur"), "{span}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -251,6 +329,9 @@ fn help_and_version_tell_what_there_is() {
         "--size",
         "--prompts",
         "--workers",
+        "--mode",
+        "--max-batch",
+        "--profile",
         "{index}",
     ] {
         assert!(help.contains(word), "no `{word}` in\n{help}");
@@ -458,6 +539,8 @@ fn arguments_that_make_no_sense_are_refused_by_name() {
     refused(&["--guidance", "NaN"], 2, &["--guidance"]);
     refused(&["--seed", "x"], 2, &["--seed"]);
     refused(&["--frobnicate"], 2, &["--frobnicate"]);
+    refused(&["--mode", "batch"], 2, &["--mode", "request, step"]);
+    refused(&["--max-batch", "0"], 2, &["--max-batch"]);
     refused(&["-o", "picture.jpg"], 2, &["PNG"]);
     refused(&["--dtype", "bf16"], 2, &["bf16", "f32"]);
     refused(&["--device", "tpu"], 2, &["tpu", "cpu"]);
@@ -509,6 +592,9 @@ fn an_output_that_cannot_be_written_is_exit_code_6() {
     refused(&["-o", "no/such/folder/out.png"], 6, &["no/such/folder"]);
     refused(&["--steps", "1", "-o", "/dev/full"], 6, &["/dev/full"]);
     refused(&["-o", "/"], 2, &["-o /"]);
+    refused(&["--profile", "no/such/folder/t.json"], 6, &["no/such/folder"]);
+    refused(&["--profile", "."], 6, &["it is a folder"]);
+    refused(&["--profile", "-"], 2, &["--profile"]);
     let folder = folder();
     fs::create_dir(folder.path().join("out.png")).expect("a folder can be made");
     let outcome = run(folder.path(), &["generate", "a rocket"]).expect_code(6);

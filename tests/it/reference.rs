@@ -1,4 +1,5 @@
-//! Every stored case against what diffusers computed, on every kind of world; the bits must be the same in all of them.
+//! Every stored case against what diffusers computed, on every kind of world, in both modes, alone and among other requests; the bits
+//! must be the same in all of them.
 
 use crate::support::{case, copy_of, run};
 use serde_json::Value;
@@ -6,39 +7,72 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Executor, workers, threads per worker.
-const WORLDS: [(&str, &str, &str); 6] = [
-    ("uni", "1", "1"),
-    ("uni", "1", "2"),
-    ("mp", "1", "1"),
-    ("mp", "1", "2"),
-    ("mp", "3", "1"),
-    ("mp", "3", "2"),
+/// A way to run a case.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    executor: &'static str,
+    workers: &'static str,
+    threads: &'static str,
+    mode: &'static str,
+    /// Other requests in the case's waves; the case runs alone too, in the same world, before they come.
+    share: &'static str,
+}
+
+const fn way(
+    executor: &'static str,
+    workers: &'static str,
+    threads: &'static str,
+    mode: &'static str,
+    share: &'static str,
+) -> Way {
+    Way {
+        executor,
+        workers,
+        threads,
+        mode,
+        share,
+    }
+}
+
+/// Not every combination, of which there are 24, but every pair: each world with each mode and each number of threads, each mode with
+/// each number of threads, and each mode alone and shared.
+const WAYS: [Way; 6] = [
+    way("uni", "1", "1", "request", "3"),
+    way("uni", "1", "2", "step", "3"),
+    way("mp", "1", "1", "step", "0"),
+    way("mp", "1", "2", "request", "3"),
+    way("mp", "3", "1", "request", "0"),
+    way("mp", "3", "2", "step", "3"),
 ];
 
 /// Name to SHA-256 of every tensor of a run that was right.
-fn verified(folder: &Path, case: &Path, world: (&str, &str, &str)) -> BTreeMap<String, String> {
-    let (executor, workers, threads) = world;
+fn verified(folder: &Path, case: &Path, way: Way) -> BTreeMap<String, String> {
     let case = case.to_str().expect("a readable path");
     let args = [
         "verify",
         case,
         "--executor",
-        executor,
+        way.executor,
         "--workers",
-        workers,
+        way.workers,
         "--threads",
-        threads,
+        way.threads,
+        "--mode",
+        way.mode,
+        "--share",
+        way.share,
         "--json",
     ];
     let lines = run(folder, &args).expect_code(0).json_lines();
     assert_eq!((lines.len(), &lines[0]["ok"]), (1, &Value::Bool(true)));
+    assert_eq!(lines[0]["mode"], way.mode);
+    assert_eq!(lines[0]["n_sharing"].to_string(), way.share);
     let tensors = lines[0]["tensors"].as_array().expect("a list of tensors");
     let sum_of = |tensor: &Value| {
         let name = tensor["name"].as_str().expect("a name").to_owned();
         let sum = tensor["sha256"]
             .as_str()
-            .unwrap_or_else(|| panic!("{world:?}: no one sum of {name}"));
+            .unwrap_or_else(|| panic!("{way:?}: no one sum of {name}"));
         assert!(tensor["problem"].is_null(), "{tensor}");
         (name, sum.to_owned())
     };
@@ -46,48 +80,48 @@ fn verified(folder: &Path, case: &Path, world: (&str, &str, &str)) -> BTreeMap<S
 }
 
 #[track_caller]
-fn all_worlds_agree(name: &str, n_tensors: usize) {
+fn all_ways_agree(name: &str, n_tensors: usize) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut first = None;
-    for world in WORLDS {
-        let sums = verified(folder.path(), &case(name), world);
+    for way in WAYS {
+        let sums = verified(folder.path(), &case(name), way);
         assert_eq!(sums.len(), n_tensors, "{sums:?}");
         let first = first.get_or_insert_with(|| sums.clone());
-        assert_eq!(*first, sums, "{world:?} differs from {:?}", WORLDS[0]);
+        assert_eq!(*first, sums, "{way:?} differs from {:?}", WAYS[0]);
     }
 }
 
 // Tensors: ids of each tokenizer, four encodings, initial latents (given and from the seed), prediction and latents of each step,
 // two pictures.
 #[test]
-fn sd35m_is_right_and_the_same_in_every_world() {
-    all_worlds_agree("sd35m", 2 + 4 + 2 + 2 * 3 + 2);
+fn sd35m_is_right_and_the_same_in_every_way() {
+    all_ways_agree("sd35m", 2 + 4 + 2 + 2 * 3 + 2);
 }
 
 // One tokenizer, two encodings.
 #[test]
-fn sd15_is_right_and_the_same_in_every_world() {
-    all_worlds_agree("sd15", 1 + 2 + 2 + 2 * 4 + 2);
+fn sd15_is_right_and_the_same_in_every_way() {
+    all_ways_agree("sd15", 1 + 2 + 2 + 2 * 4 + 2);
 }
 
 #[test]
-fn sd21v_is_right_and_the_same_in_every_world() {
-    all_worlds_agree("sd21v", 1 + 2 + 2 + 2 * 4 + 2);
+fn sd21v_is_right_and_the_same_in_every_way() {
+    all_ways_agree("sd21v", 1 + 2 + 2 + 2 * 4 + 2);
 }
 
 #[test]
-fn emoji_unet_is_right_and_the_same_in_every_world() {
-    all_worlds_agree("emoji-unet", 1 + 2 + 2 + 2 * 20 + 2);
+fn emoji_unet_is_right_and_the_same_in_every_way() {
+    all_ways_agree("emoji-unet", 1 + 2 + 2 + 2 * 20 + 2);
 }
 
 #[test]
-fn sd3_with_t5_is_right_and_the_same_in_every_world() {
-    all_worlds_agree("sd3", 3 + 4 + 2 + 2 * 4 + 2);
+fn sd3_with_t5_is_right_and_the_same_in_every_way() {
+    all_ways_agree("sd3", 3 + 4 + 2 + 2 * 4 + 2);
 }
 
 #[test]
-fn emoji_dit_is_right_and_the_same_in_every_world() {
-    all_worlds_agree("emoji-dit", 2 + 4 + 2 + 2 * 20 + 2);
+fn emoji_dit_is_right_and_the_same_in_every_way() {
+    all_ways_agree("emoji-dit", 2 + 4 + 2 + 2 * 20 + 2);
 }
 
 #[test]
