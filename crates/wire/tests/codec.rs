@@ -232,6 +232,71 @@ fn every_message_survives_the_trip() {
 }
 
 #[test]
+fn replies_of_the_control_lane_survive_the_trip() {
+    let request_id = RequestId(8);
+    let members = vec![MemberProgress {
+        request_id,
+        n_done: 2,
+        n_steps: 20,
+    }];
+    let progress = RankProgress {
+        rank: Rank(2),
+        now_ns: u64::MAX,
+        doing: Doing::Wave {
+            wave_id: WaveId(3),
+            mode: Mode::Step,
+            members: members.clone(),
+            work: Some(Work::Step {
+                members: vec![(request_id, 2)],
+            }),
+        },
+        since_ns: 4,
+        moved_ns: 5,
+        last_call_id: CallId(6),
+        n_waiting: 7,
+        residents: members,
+    };
+    assert_eq!(RankProgress::from_bytes(&progress.to_bytes()).unwrap(), progress);
+    let span = |work| Span {
+        work,
+        begin_ns: 1,
+        duration_ns: u64::MAX,
+    };
+    let profile = Profile {
+        rank: Rank(1),
+        begin_ns: 0,
+        end_ns: 9,
+        spans: vec![
+            span(Work::Wait),
+            span(Work::Encode { request_id }),
+            span(Work::Decode { request_id }),
+            span(Work::Wave {
+                wave_id: WaveId(3),
+                mode: Mode::Request,
+            }),
+            span(Work::Method { name: "own".into() }),
+        ],
+        n_dropped: 3,
+    };
+    let bytes = profile.to_bytes();
+    assert_eq!(Profile::from_bytes(&bytes).unwrap(), profile);
+    for len in 0..bytes.len() {
+        assert!(Profile::from_bytes(&bytes[..len]).is_err());
+    }
+    for (bytes, bit) in [(profile.to_bytes(), 3), (progress.to_bytes(), 5)] {
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << bit;
+            // Only a panic would be wrong.
+            let _ = (
+                Profile::from_bytes(&damaged).is_ok(),
+                RankProgress::from_bytes(&damaged).is_ok(),
+            );
+        }
+    }
+}
+
+#[test]
 fn the_header_is_little_endian_in_field_order() {
     let bytes = header().to_bytes();
     // By hand: version 3, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.

@@ -287,3 +287,129 @@ impl State {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAVE: WaveId = WaveId(4);
+
+    fn ids(ids: &[u64]) -> impl Iterator<Item = RequestId> + '_ {
+        ids.iter().copied().map(RequestId)
+    }
+
+    fn at(request_id: u64, n_done: u32, n_steps: u32) -> MemberProgress {
+        MemberProgress {
+            request_id: RequestId(request_id),
+            n_done,
+            n_steps,
+        }
+    }
+
+    #[test]
+    fn members_that_do_not_end_are_residents_until_a_wave_names_them() {
+        let activity = Activity::new(Rank(1));
+        assert_eq!(activity.progress().doing, Doing::Start);
+        activity.wait();
+        activity.begin(CallId(3));
+        activity.begin_wave(WAVE, Mode::Step, ids(&[7, 8]));
+        activity.stepped(RequestId(7), 1, 5);
+        activity.ended(RequestId(8));
+        activity.wait();
+        let progress = activity.progress();
+        assert_eq!((progress.rank, progress.doing), (Rank(1), Doing::Nothing));
+        assert_eq!(progress.last_call_id, CallId(3));
+        assert_eq!(progress.residents, [at(7, 1, 5)]);
+        activity.begin_wave(WaveId(5), Mode::Step, ids(&[9, 7]));
+        activity.enter_step(&[RequestId(7), RequestId(9)]);
+        let progress = activity.progress();
+        assert_eq!(progress.residents, []);
+        assert_eq!(
+            progress.doing,
+            Doing::Wave {
+                wave_id: WaveId(5),
+                mode: Mode::Step,
+                members: vec![at(9, 0, 0), at(7, 1, 5)],
+                work: Some(Work::Step {
+                    members: vec![(RequestId(7), 1), (RequestId(9), 0)]
+                }),
+            }
+        );
+        assert!(progress.since_ns <= progress.moved_ns && progress.moved_ns <= progress.now_ns);
+    }
+
+    #[test]
+    fn a_profile_holds_what_ended_while_it_was_recorded() {
+        let activity = Activity::new(Rank(0));
+        assert_eq!(
+            activity.stop_recording().unwrap_err().code,
+            FailureCode::InvalidRequest
+        );
+        activity.wait();
+        activity.start_recording().unwrap();
+        assert_eq!(
+            activity.start_recording().unwrap_err().code,
+            FailureCode::InvalidRequest
+        );
+        activity.begin_wave(WAVE, Mode::Request, ids(&[1]));
+        activity.enter(Work::Encode {
+            request_id: RequestId(1),
+        });
+        activity.enter_step(&[RequestId(1)]);
+        activity.stepped(RequestId(1), 1, 1);
+        activity.enter(Work::Decode {
+            request_id: RequestId(1),
+        });
+        activity.ended(RequestId(1));
+        activity.wait();
+        activity.begin_method(&"own".into());
+        activity.wait();
+        let profile = activity.stop_recording().unwrap();
+        let work: Vec<&Work> = profile.spans.iter().map(|span| &span.work).collect();
+        let request_id = RequestId(1);
+        assert_eq!(
+            work,
+            [
+                &Work::Wait,
+                &Work::Encode { request_id },
+                &Work::Step {
+                    members: vec![(request_id, 0)]
+                },
+                &Work::Decode { request_id },
+                &Work::Wave {
+                    wave_id: WAVE,
+                    mode: Mode::Request
+                },
+                &Work::Wait,
+                &Work::Method {
+                    name: "own".to_owned()
+                },
+            ]
+        );
+        let wave = &profile.spans[4];
+        for piece in &profile.spans[1..4] {
+            assert!(piece.begin_ns >= wave.begin_ns);
+            assert!(piece.begin_ns + piece.duration_ns <= wave.begin_ns + wave.duration_ns);
+        }
+        assert_eq!(profile.n_dropped, 0);
+        assert_eq!(
+            activity.stop_recording().unwrap_err().code,
+            FailureCode::InvalidRequest
+        );
+    }
+
+    #[test]
+    fn a_recording_is_bounded_and_says_what_it_dropped() {
+        let activity = Activity::new(Rank(0));
+        activity.wait();
+        activity.start_recording().unwrap();
+        for _ in 0..MAX_RECORDED {
+            activity.begin_wave(WAVE, Mode::Step, ids(&[]));
+            activity.wait();
+        }
+        let profile = activity.stop_recording().unwrap();
+        assert_eq!(profile.spans.len(), MAX_RECORDED);
+        assert_eq!(profile.n_dropped, MAX_RECORDED as u64);
+        assert!(profile.to_bytes().len() < 1 << 20);
+    }
+}

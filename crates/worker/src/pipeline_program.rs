@@ -82,6 +82,8 @@ fn prepare(
 fn warm_up(pipeline: &dyn Pipeline) -> Result<(), Failure> {
     let side_px = pipeline.info().grid_px;
     let request = GenerateRequest {
+        // A checkpoint's own may be none of those that are known.
+        sampler: pipeline.info().samplers.first().cloned(),
         width: Some(side_px),
         height: Some(side_px),
         n_steps: Some(1),
@@ -120,6 +122,20 @@ impl Active {
             self.running.step_idx() + 1,
             self.running.n_steps()
         )
+    }
+
+    /// Ends it. What it holds of the device is free before anybody hears of it.
+    fn end(self, outcome: Result<Generated, Failure>, sink: &mut dyn WaveSink) {
+        let request_id = self.request_id;
+        drop(self);
+        sink.done(request_id, outcome);
+    }
+
+    /// As [`Active::end`] with `failure`; an error if the rank cannot go on after it.
+    fn fail(self, failure: Failure, sink: &mut dyn WaveSink) -> Result<(), Failure> {
+        let request_id = self.request_id;
+        drop(self);
+        end_with(request_id, failure, sink)
     }
 }
 
@@ -192,20 +208,21 @@ impl PipelineProgram {
 
     /// Runs one step of `group`, whose members share a batch key, and drops those that ended.
     fn step(&self, group: &mut Vec<Active>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
-        group.retain(
-            |active| match sink.stop_reason(active.request_id, active.deadline_ns) {
+        let mut idx = 0;
+        while let Some(active) = group.get(idx) {
+            match sink.stop_reason(active.request_id, active.deadline_ns) {
                 Some(reason) => {
-                    sink.done(active.request_id, Err(reason.during(active.phase())));
-                    false
+                    let reason = reason.during(active.phase());
+                    group.remove(idx).end(Err(reason), sink);
                 }
-                None => true,
-            },
-        );
+                None => idx += 1,
+            }
+        }
         if group.is_empty() {
             return Ok(());
         }
         // Named before the step, since a member that fails in it may or may not have counted it.
-        let mut phases: Vec<String> = group.iter().map(Active::phase).collect();
+        let phases: Vec<String> = group.iter().map(Active::phase).collect();
         let request_ids: Vec<RequestId> = group.iter().map(|active| active.request_id).collect();
         sink.enter(Stage::Step(&request_ids));
         let begun_at = Instant::now();
@@ -217,8 +234,8 @@ impl PipelineProgram {
             self.pipeline.step(&mut members)
         };
         let step_ms = ms_since(begun_at);
-        let mut outcomes = match outcomes {
-            Ok(outcomes) if outcomes.len() == group.len() => outcomes.into_iter(),
+        let outcomes = match outcomes {
+            Ok(outcomes) if outcomes.len() == group.len() => outcomes,
             Ok(outcomes) => {
                 return Err(Failure::new(
                     FailureCode::Internal,
@@ -232,38 +249,32 @@ impl PipelineProgram {
             Err(failure) => {
                 // All members are lost, one by one; whether the rank is too depends on the failure.
                 for (active, phase) in group.drain(..).zip(phases) {
-                    end_with(active.request_id, failure.clone().during(phase), sink)?;
+                    active.fail(failure.clone().during(phase), sink)?;
                 }
                 return Ok(());
             }
         };
-        let mut fatal = None;
-        let mut phases = phases.drain(..);
-        group.retain_mut(|active| match (outcomes.next(), phases.next()) {
-            (Some(Err(failure)), phase) => {
-                let failure = failure.during(phase.unwrap_or_default());
-                if let Err(failure) = end_with(active.request_id, failure, sink) {
-                    fatal = Some(failure);
-                }
-                false
+        let members = std::mem::take(group);
+        for ((mut active, phase), outcome) in members.into_iter().zip(phases).zip(outcomes) {
+            if let Err(failure) = outcome {
+                active.fail(failure.during(phase), sink)?;
+                continue;
             }
-            (Some(Ok(())) | None, _) => {
-                active.times.denoise_ms += step_ms;
-                send_trace(active.request_id, active.running.as_mut(), sink);
-                sink.step(
-                    active.request_id,
-                    active.running.step_idx(),
-                    active.running.n_steps(),
-                );
-                true
-            }
-        });
-        fatal.map_or(Ok(()), Err)
+            active.times.denoise_ms += step_ms;
+            send_trace(active.request_id, active.running.as_mut(), sink);
+            sink.step(
+                active.request_id,
+                active.running.step_idx(),
+                active.running.n_steps(),
+            );
+            group.push(active);
+        }
+        Ok(())
     }
 
     fn decode(&self, mut active: Active, sink: &mut dyn WaveSink) -> Result<(), Failure> {
         if let Some(reason) = sink.stop_reason(active.request_id, active.deadline_ns) {
-            sink.done(active.request_id, Err(reason.during("decoding")));
+            active.end(Err(reason.during("decoding")), sink);
             return Ok(());
         }
         sink.enter(Stage::Decode(active.request_id));
@@ -279,10 +290,10 @@ impl PipelineProgram {
                     rank: Rank::default(),
                     times: active.times,
                 };
-                sink.done(active.request_id, Ok(generated));
+                active.end(Ok(generated), sink);
                 Ok(())
             }
-            Err(failure) => end_with(active.request_id, failure.during("decoding"), sink),
+            Err(failure) => active.fail(failure.during("decoding"), sink),
         }
     }
 }
@@ -328,7 +339,7 @@ impl Program for PipelineProgram {
         let is_cancelled = |active: &mut Active| cancelled.contains(&active.request_id);
         for active in self.residents.extract_if(.., is_cancelled) {
             let failure = Failure::new(FailureCode::Cancelled, "cancelled").during(active.phase());
-            sink.done(active.request_id, Err(failure));
+            active.end(Err(failure), sink);
         }
         let is_going_on = |active: &mut Active| continuing.contains(&active.request_id);
         let mut members: Vec<Active> = self.residents.extract_if(.., is_going_on).collect();
@@ -409,6 +420,8 @@ mod tests {
         prompt: String,
         resolved: Resolved,
         step_idx: u32,
+        /// Stands for the latents: every step changes it, in a way that depends on which step it is.
+        state: u64,
         trace: Vec<NamedTensor>,
     }
 
@@ -475,6 +488,7 @@ mod tests {
                 prompt: request.prompt.clone(),
                 resolved: self.resolve(request)?,
                 step_idx: 0,
+                state: request.seed,
                 trace: vec![NamedTensor::from_f32("latents.init", &[1], &[0.0])],
             }))
         }
@@ -489,6 +503,8 @@ mod tests {
                 }
                 outcomes.push(failure_in(&running.prompt, "step"));
                 running.step_idx += 1;
+                running.state =
+                    (running.state ^ u64::from(running.step_idx)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 let name = format!("latents.step_{}", running.step_idx - 1);
                 running.trace.push(NamedTensor::from_f32(name, &[1], &[0.0]));
             }
@@ -501,7 +517,7 @@ mod tests {
             Ok(Image {
                 width: 8,
                 height: 8,
-                rgb: vec![0; 192],
+                rgb: running.state.to_le_bytes().repeat(24),
             })
         }
     }
@@ -511,11 +527,22 @@ mod tests {
     struct Log {
         lines: Vec<String>,
         cancel: Option<(u64, u32)>,
+        pictures: std::collections::BTreeMap<u64, Vec<u8>>,
+        stages: Vec<String>,
         n_done: std::collections::BTreeMap<u64, u32>,
     }
 
     impl WaveSink for Log {
-        fn enter(&mut self, _stage: Stage<'_>) {}
+        fn enter(&mut self, stage: Stage<'_>) {
+            self.stages.push(match stage {
+                Stage::Encode(id) => format!("encode {id}"),
+                Stage::Step(ids) => {
+                    let ids: Vec<String> = ids.iter().map(RequestId::to_string).collect();
+                    format!("step {}", ids.join(" "))
+                }
+                Stage::Decode(id) => format!("decode {id}"),
+            });
+        }
         fn started(&mut self, request_id: RequestId) {
             self.lines.push(format!("{request_id} started"));
         }
@@ -528,7 +555,10 @@ mod tests {
         }
         fn done(&mut self, request_id: RequestId, outcome: Result<Generated, Failure>) {
             let outcome = match outcome {
-                Ok(generated) => format!("seed {}", generated.resolved.seed),
+                Ok(generated) => {
+                    self.pictures.insert(request_id.0, generated.image.rgb);
+                    format!("seed {}", generated.resolved.seed)
+                }
                 Err(failure) => format!("{}, {}", failure.code.as_str(), failure.phase.unwrap_or_default()),
             };
             self.lines.push(format!("{request_id} done: {outcome}"));
@@ -540,8 +570,8 @@ mod tests {
         }
     }
 
-    fn run(members: &[(u64, &str, u32)], cancel: Option<(u64, u32)>) -> (Vec<String>, Result<(), Failure>) {
-        let info = ModelInfo {
+    fn program() -> PipelineProgram {
+        PipelineProgram::new(Box::new(FakePipeline(ModelInfo {
             family: "fake".to_owned(),
             grid_px: 8,
             default_size: (8, 8),
@@ -550,8 +580,11 @@ mod tests {
             default_guidance: 1.0,
             samplers: vec!["fake".to_owned()],
             checkpoint_bytes: 0,
-        };
-        let members = members.iter().map(|&(id, prompt, n_steps)| WaveMember {
+        })))
+    }
+
+    fn members(members: &[(u64, &str, u32)]) -> Vec<WaveMember> {
+        let member = |&(id, prompt, n_steps): &(u64, &str, u32)| WaveMember {
             request_id: RequestId(id),
             request: GenerateRequest {
                 seed: id,
@@ -559,13 +592,63 @@ mod tests {
                 ..GenerateRequest::new(prompt)
             },
             deadline_ns: 0,
-        });
+        };
+        members.iter().map(member).collect()
+    }
+
+    fn run(of: &[(u64, &str, u32)], cancel: Option<(u64, u32)>) -> (Vec<String>, Result<(), Failure>) {
         let mut log = Log {
             cancel,
             ..Log::default()
         };
-        let result = PipelineProgram::new(Box::new(FakePipeline(info))).run_wave(members.collect(), &mut log);
+        let result = program().run_wave(members(of), &mut log);
         (log.lines, result)
+    }
+
+    /// Drives a program in step mode as an engine does: what has not ended goes on.
+    struct Stepper {
+        program: PipelineProgram,
+        log: Log,
+        going_on: Vec<RequestId>,
+    }
+
+    impl Stepper {
+        fn new() -> Self {
+            Self {
+                program: program(),
+                log: Log::default(),
+                going_on: Vec::new(),
+            }
+        }
+
+        fn wave(&mut self, joining: &[(u64, &str, u32)], cancelled: &[u64]) -> Result<(), Failure> {
+            let cancelled: Vec<RequestId> = cancelled.iter().copied().map(RequestId).collect();
+            self.going_on.retain(|id| !cancelled.contains(id));
+            let wave = StepWave {
+                joining: members(joining),
+                continuing: self.going_on.clone(),
+                cancelled,
+                adapters: Vec::new(),
+            };
+            self.going_on
+                .extend(joining.iter().map(|(id, ..)| RequestId(*id)));
+            let result = self.program.run_step(wave, &mut self.log);
+            let lines = &self.log.lines;
+            let has_ended = |id: &RequestId| lines.iter().any(|line| line.starts_with(&format!("{id} done")));
+            self.going_on.retain(|id| !has_ended(id));
+            result
+        }
+
+        /// Waves without anything new, until all have ended.
+        fn finish(&mut self) {
+            for _ in 0..100 {
+                if self.going_on.is_empty() {
+                    return;
+                }
+                self.wave(&[], &[]).unwrap();
+            }
+            panic!("{:?} never end", self.going_on);
+        }
     }
 
     fn of<'a>(lines: &'a [String], id: &str) -> Vec<&'a str> {
@@ -670,5 +753,172 @@ mod tests {
         assert_eq!(result.unwrap_err().code, FailureCode::WorkerFailed);
         // The caller fails both members, with this cause.
         assert!(!lines.iter().any(|line| line.contains("done")));
+    }
+
+    /// What a request gets alone, in one wave.
+    fn alone(id: u64, prompt: &str, n_steps: u32) -> Vec<u8> {
+        let mut log = Log::default();
+        program()
+            .run_wave(members(&[(id, prompt, n_steps)]), &mut log)
+            .unwrap();
+        log.pictures.remove(&id).unwrap()
+    }
+
+    #[test]
+    fn a_step_wave_does_one_step_of_each_and_decodes_with_the_last() {
+        let mut stepper = Stepper::new();
+        stepper.wave(&[(1, "", 2)], &[]).unwrap();
+        assert_eq!(
+            stepper.log.lines,
+            [
+                "1 started",
+                "1 tensor latents.init",
+                "1 tensor latents.step_0",
+                "1 step 1/2"
+            ]
+        );
+        stepper.log.lines.clear();
+        stepper.wave(&[(2, "", 1), (3, "key=2", 2)], &[]).unwrap();
+        assert_eq!(
+            of(&stepper.log.lines, "1"),
+            [
+                "tensor latents.step_1",
+                "step 2/2",
+                "tensor image",
+                "done: seed 1"
+            ]
+        );
+        assert_eq!(of(&stepper.log.lines, "2").last().unwrap(), &"done: seed 2");
+        assert_eq!(of(&stepper.log.lines, "3").last().unwrap(), &"step 1/2");
+        assert_eq!(stepper.program.n_residents(), 1);
+        // Those of one key share one forward.
+        let steps: Vec<&String> = stepper
+            .log
+            .stages
+            .iter()
+            .filter(|stage| stage.starts_with("step"))
+            .collect();
+        assert_eq!(steps, ["step 1", "step 1 2", "step 3"]);
+        stepper.finish();
+        assert_eq!(stepper.program.n_residents(), 0);
+    }
+
+    #[test]
+    fn pictures_are_the_same_in_either_mode_and_in_any_company() {
+        // Every request joins at its own wave, with lengths and keys that overlap in many ways.
+        let requests: Vec<(u64, usize, &str, u32)> = (1..=12)
+            .map(|id| {
+                (
+                    id,
+                    (id * id % 7) as usize,
+                    ["", "key=2"][id as usize % 2],
+                    1 + (id % 5) as u32,
+                )
+            })
+            .collect();
+        let mut stepper = Stepper::new();
+        for wave_idx in 0..7 {
+            let joining: Vec<(u64, &str, u32)> = requests
+                .iter()
+                .filter(|(_, at, ..)| *at == wave_idx)
+                .map(|&(id, _, prompt, n_steps)| (id, prompt, n_steps))
+                .collect();
+            stepper.wave(&joining, &[]).unwrap();
+        }
+        stepper.finish();
+        let mut together = Log::default();
+        let all: Vec<(u64, &str, u32)> = requests
+            .iter()
+            .map(|&(id, _, prompt, n)| (id, prompt, n))
+            .collect();
+        program().run_wave(members(&all), &mut together).unwrap();
+        for (id, _, prompt, n_steps) in requests {
+            let expected = alone(id, prompt, n_steps);
+            assert_eq!(stepper.log.pictures[&id], expected, "request {id}");
+            assert_eq!(together.pictures[&id], expected, "request {id}");
+        }
+    }
+
+    #[test]
+    fn a_cancelled_resident_ends_before_the_step_and_leaves_the_others_as_they_were() {
+        let mut stepper = Stepper::new();
+        stepper.wave(&[(1, "", 5), (2, "", 5)], &[]).unwrap();
+        stepper.wave(&[], &[]).unwrap();
+        stepper.log.lines.clear();
+        stepper.log.stages.clear();
+        stepper.wave(&[], &[1]).unwrap();
+        assert_eq!(of(&stepper.log.lines, "1"), ["done: cancelled, step 3 of 5"]);
+        assert_eq!(stepper.log.stages, ["step 2"]);
+        stepper.finish();
+        assert_eq!(stepper.log.pictures[&2], alone(2, "", 5));
+        // A wave may hold nothing but a cancel.
+        let mut stepper = Stepper::new();
+        stepper.wave(&[(1, "", 5)], &[]).unwrap();
+        stepper.wave(&[], &[1]).unwrap();
+        assert_eq!(
+            of(&stepper.log.lines, "1").last().unwrap(),
+            &"done: cancelled, step 2 of 5"
+        );
+        assert_eq!(stepper.program.n_residents(), 0);
+    }
+
+    #[test]
+    fn failures_in_step_mode_are_those_of_whole_generations() {
+        for (place, phase) in [
+            ("begin=invalid_request", "invalid_request, "),
+            ("begin=out_of_memory", "out_of_memory, prompt encoding"),
+            ("step=non_finite", "non_finite, step 1 of 2"),
+            ("decode=non_finite", "non_finite, decoding"),
+        ] {
+            let mut stepper = Stepper::new();
+            stepper.wave(&[(1, place, 2), (2, "", 2)], &[]).unwrap();
+            stepper.finish();
+            let end = *of(&stepper.log.lines, "1").last().unwrap();
+            assert_eq!(end, format!("done: {phase}"));
+            assert_eq!(stepper.log.pictures[&2], alone(2, "", 2));
+            assert_eq!(stepper.program.n_residents(), 0);
+        }
+        // A forward without memory ends those who shared it.
+        let mut stepper = Stepper::new();
+        stepper
+            .wave(
+                &[(1, "device=out_of_memory", 3), (2, "", 3), (3, "key=2", 3)],
+                &[],
+            )
+            .unwrap();
+        stepper.finish();
+        for id in ["1", "2"] {
+            assert_eq!(
+                of(&stepper.log.lines, id).last().unwrap(),
+                &"done: out_of_memory, step 2 of 3"
+            );
+        }
+        assert_eq!(stepper.log.pictures[&3], alone(3, "key=2", 3));
+        // A broken device ends the rank.
+        let mut stepper = Stepper::new();
+        stepper
+            .wave(&[(1, "device=worker_failed", 3), (2, "", 3)], &[])
+            .unwrap();
+        let failure = stepper.wave(&[], &[]).unwrap_err();
+        assert_eq!(failure.code, FailureCode::WorkerFailed);
+        assert!(!stepper.log.lines.iter().any(|line| line.contains("done")));
+    }
+
+    #[test]
+    fn adapters_that_are_not_there_are_refused_by_name() {
+        let mut member = members(&[(1, "", 2)]);
+        member[0].request.adapters = vec![denoised_types::Adapter {
+            name: "ink".to_owned(),
+            scale: 1.0,
+        }];
+        let mut log = Log::default();
+        program().run_wave(member, &mut log).unwrap();
+        assert_eq!(of(&log.lines, "1"), ["started", "done: invalid_request, "]);
+    }
+
+    #[test]
+    fn warming_up_computes_one_small_picture_and_fails_as_it_fails() {
+        let good = program();
+        assert_eq!(warm_up(good.pipeline()), Ok(()));
     }
 }

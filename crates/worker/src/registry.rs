@@ -297,3 +297,109 @@ impl fmt::Debug for ControlContext<'_> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nothing(_: &mut MethodContext<'_>, _: &[u8]) -> Result<Vec<u8>, Failure> {
+        Ok(Vec::new())
+    }
+
+    fn nothing_beside(_: &ControlContext<'_>, _: &[u8]) -> Result<Vec<u8>, Failure> {
+        Ok(Vec::new())
+    }
+
+    fn refused(result: Result<Registry, RegistryError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_worker_has_the_same_methods_and_tells_their_lanes() {
+        let methods = Registry::pipeline().methods();
+        let methods: Vec<(&str, Lane)> = methods
+            .iter()
+            .map(|info| (info.name.as_str(), info.lane))
+            .collect();
+        assert_eq!(
+            methods,
+            [
+                ("echo", Lane::Data),
+                ("memory", Lane::Control),
+                ("profile_start", Lane::Control),
+                ("profile_stop", Lane::Control),
+                ("progress", Lane::Control),
+                ("status", Lane::Control),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_taken_name_is_refused_on_either_lane() {
+        let registry = || Registry::pipeline().method("own", nothing).unwrap();
+        let taken = |name: &str| {
+            format!("there is a method `{name}` already; use `replace` if it is meant to be replaced")
+        };
+        for name in ["own", "echo", "progress"] {
+            assert_eq!(refused(registry().method(name, nothing)), taken(name));
+            assert_eq!(
+                refused(registry().control_method(name, nothing_beside)),
+                taken(name)
+            );
+        }
+    }
+
+    #[test]
+    fn replacing_is_meant_and_finds_what_it_replaces() {
+        let registry = Registry::pipeline();
+        let n_methods = registry.methods().len();
+        let registry = registry.replace("echo", nothing).unwrap();
+        let registry = registry.replace_control("status", nothing_beside).unwrap();
+        assert_eq!(registry.methods().len(), n_methods);
+        assert_eq!(
+            refused(Registry::pipeline().replace("own", nothing)),
+            "there is no method `own` to replace"
+        );
+        assert_eq!(
+            refused(Registry::pipeline().replace_control("own", nothing_beside)),
+            "there is no method `own` to replace"
+        );
+        assert_eq!(
+            Registry::pipeline().replace("status", nothing).unwrap_err(),
+            RegistryError::OtherLane {
+                name: "status".to_owned(),
+                lane: Lane::Control
+            }
+        );
+        assert_eq!(
+            Registry::pipeline()
+                .replace_control("echo", nothing_beside)
+                .unwrap_err(),
+            RegistryError::OtherLane {
+                name: "echo".to_owned(),
+                lane: Lane::Data
+            }
+        );
+    }
+
+    #[test]
+    fn names_and_their_number_are_bounded() {
+        assert!(matches!(
+            Registry::pipeline().method("", nothing),
+            Err(RegistryError::BadName { name_bytes: 0, .. })
+        ));
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
+        assert!(matches!(
+            Registry::pipeline().method(&long, nothing),
+            Err(RegistryError::BadName { .. })
+        ));
+        let mut registry = Registry::pipeline();
+        for idx in registry.methods().len()..MAX_METHODS {
+            registry = registry.method(&format!("method {idx}"), nothing).unwrap();
+        }
+        assert!(matches!(
+            registry.method("one more", nothing),
+            Err(RegistryError::TooMany { .. })
+        ));
+    }
+}

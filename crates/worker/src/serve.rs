@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     control::{Shared, Stop, serve_control},
     program::WaveSink,
-    registry::{ControlContext, ControlMethods, DataMethods},
+    registry::{ControlMethods, DataMethods},
     sink::{Reporter, Sink},
     step_plan::StepPlan,
 };
@@ -424,17 +424,14 @@ impl Runner<'_> {
         args: &[u8],
     ) -> Result<Result<Vec<u8>, Failure>, Failure> {
         let Some((name, _)) = methods.get_key_value(name) else {
-            if let Some(method) = self.control_methods.get(name) {
-                let context = ControlContext {
-                    hello: self.hello,
-                    shared: self.shared,
-                };
-                let called = catch_unwind(AssertUnwindSafe(|| method(&context, args)));
-                self.shared.activity.n_calls.fetch_add(1, Ordering::Relaxed);
-                return called.map_err(|panic| panicked(&format!("method `{name}`"), &*panic));
-            }
-            let text = format!("this worker has no method `{name}` on the data lane");
-            return Ok(Err(Failure::new(FailureCode::InvalidRequest, text)));
+            let failure = if self.control_methods.contains_key(name) {
+                let text = format!("method `{name}` is of the control lane and was called on the data lane");
+                Failure::new(FailureCode::Protocol, text)
+            } else {
+                let text = format!("this worker has no method `{name}`");
+                Failure::new(FailureCode::InvalidRequest, text)
+            };
+            return Ok(Err(failure));
         };
         let name = Arc::clone(name);
         let Some(method) = methods.get_mut(&name) else {

@@ -55,6 +55,13 @@ impl Active {
     fn phase(&self) -> String {
         format!("step {} of {}", self.n_done + 1, self.n_steps)
     }
+
+    /// Ends it. Its memory is free before anybody hears of it.
+    fn end(self, outcome: Result<Generated, Failure>, sink: &mut dyn WaveSink) {
+        let request_id = self.request_id;
+        drop(self);
+        sink.done(request_id, outcome);
+    }
 }
 
 impl Scripted {
@@ -162,22 +169,20 @@ impl Scripted {
         adapters: Option<&[String]>,
         sink: &mut dyn WaveSink,
     ) -> Result<(), Failure> {
-        let mut doom = None;
-        group.retain(|active| {
+        for active in std::mem::take(group) {
             if let Some(reason) = sink.stop_reason(active.request_id, active.deadline_ns) {
-                sink.done(active.request_id, Err(reason));
-                return false;
+                active.end(Err(reason), sink);
+                continue;
             }
             match self.strike(At::Step(active.n_done)) {
-                Fate::Spared => return true,
+                Fate::Spared => group.push(active),
                 Fate::Forgotten => {}
-                Fate::Fails(failure) => sink.done(active.request_id, Err(failure.during(active.phase()))),
-                Fate::Dooms(failure) => doom = Some(failure.during(active.phase())),
+                Fate::Fails(failure) => {
+                    let failure = failure.during(active.phase());
+                    active.end(Err(failure), sink);
+                }
+                Fate::Dooms(failure) => return Err(failure.during(active.phase())),
             }
-            false
-        });
-        if let Some(failure) = doom {
-            return Err(failure);
         }
         if group.is_empty() {
             return Ok(());
@@ -219,9 +224,12 @@ impl Scripted {
         for active in group.extract_if(.., is_finished).collect::<Vec<_>>() {
             sink.enter(Stage::Decode(active.request_id));
             match self.strike(At::Decode) {
-                Fate::Spared => sink.done(active.request_id, Ok(self.result_of(&active))),
+                Fate::Spared => {
+                    let result = self.result_of(&active);
+                    active.end(Ok(result), sink);
+                }
                 Fate::Forgotten => {}
-                Fate::Fails(failure) => sink.done(active.request_id, Err(failure)),
+                Fate::Fails(failure) => active.end(Err(failure), sink),
                 Fate::Dooms(failure) => return Err(failure),
             }
         }
@@ -278,10 +286,7 @@ impl Program for Scripted {
         let is_cancelled = |active: &mut Active| cancelled.contains(&active.request_id);
         for active in self.residents.extract_if(.., is_cancelled) {
             let failure = Failure::new(FailureCode::Cancelled, "cancelled").during(active.phase());
-            let request_id = active.request_id;
-            // Who hears of the end may look whether the memory is free.
-            drop(active);
-            sink.done(request_id, Err(failure));
+            active.end(Err(failure), sink);
         }
         if joining.is_empty() && continuing.is_empty() {
             return Ok(());
