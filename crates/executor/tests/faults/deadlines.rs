@@ -1,45 +1,112 @@
 //! Timeouts and deadlines.
 
 use super::*;
+use denoised_testkit::script::step_wave;
+
+/// The ways to let workers do something.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Entry {
+    Generation,
+    Step,
+    MethodOnAll,
+    MethodOnOne,
+    ControlMethod,
+}
 
 #[test]
-fn t1_a_swallowed_wave_is_a_typed_timeout_and_then_a_fence() {
+fn t1_a_swallowed_command_is_a_typed_timeout_at_its_limit_and_then_a_fence() {
     let _watchdog = watchdog("t1");
-    let mut options = options(2, &Script::default().fault(Some(1), At::Wave, What::Hang));
-    options.limits = Limits {
-        silence: Duration::from_secs(3),
-        ..options.limits
-    };
-    let executor = start_with(options);
-    let mut wave = wave(1, &[1], &[(1, request(1, 3)), (2, request(2, 3))]);
-    wave.joining[0].deadline_ns = denoised_os::Deadline::after_ms(200).ns();
-    executor.dispatch(wave, late()).unwrap();
-    let mut events = Vec::new();
-    while outcomes(&events).is_empty() {
-        events.extend(executor.wait_events(late()));
+    for entry in [
+        Entry::Generation,
+        Entry::Step,
+        Entry::MethodOnAll,
+        Entry::MethodOnOne,
+        Entry::ControlMethod,
+    ] {
+        let mut options = options(2, &Script::default().fault(Some(1), At::Wave, What::Hang));
+        options.limits = Limits {
+            silence: Duration::from_secs(2),
+            ..options.limits
+        };
+        let executor = start_with(options);
+        let limit = Duration::from_millis(300);
+        let begin = Instant::now();
+        match entry {
+            Entry::Generation | Entry::Step => {
+                let requests = [(1, request(1, 3)), (2, request(2, 3))];
+                let mut wave = match entry {
+                    Entry::Step => step_wave(1, &[1], &requests, &[], &[]),
+                    _ => wave(1, &[1], &requests),
+                };
+                wave.joining[0].deadline_ns = denoised_os::Deadline::after(limit).ns();
+                executor.dispatch(wave, late()).unwrap();
+                let mut events = Vec::new();
+                while outcomes(&events).is_empty() {
+                    events.extend(executor.wait_events(late()));
+                }
+                let ended = outcomes(&events);
+                let failure = ended[&RequestId(1)].as_ref().unwrap_err();
+                assert_eq!(
+                    (failure.code, failure.rank),
+                    (FailureCode::DeadlineExceeded, Some(Rank(1))),
+                    "{entry:?}"
+                );
+                events.extend(events_until_failed(&executor));
+                // The other one had no limit of its own, and gets the world's.
+                let ended = outcomes(&events);
+                assert_eq!(ended.len(), 2);
+                let failure = ended[&RequestId(2)].as_ref().unwrap_err();
+                assert_eq!(
+                    (failure.code, failure.rank),
+                    (FailureCode::WorkerLost, Some(Rank(1))),
+                    "{entry:?}"
+                );
+            }
+            Entry::MethodOnAll | Entry::MethodOnOne | Entry::ControlMethod => {
+                let (method, execute) = match entry {
+                    Entry::MethodOnAll => ("hang", Ranks::All),
+                    Entry::MethodOnOne => ("hang", Ranks::One(Rank(1))),
+                    _ => ("control_sleep", Ranks::One(Rank(1))),
+                };
+                let call = MethodCall::new(method, b"3600000", begin + limit).execute(execute);
+                match executor.call(&call).unwrap_err() {
+                    ExecutorError::Deadline { what, silent } => {
+                        assert!(what.contains(method), "{what}");
+                        assert!(silent.contains(&Rank(1)), "{entry:?}: {silent:?}");
+                    }
+                    other => panic!("{entry:?}: {other:?}"),
+                }
+                assert!(begin.elapsed() >= limit);
+            }
+        }
+        // Nobody waits and nobody asks: the executor finds out by itself.
+        assert!(
+            eventually(soon(), || executor.failure().is_some()),
+            "{entry:?}: the world goes on with a rank that hangs"
+        );
+        println!("{entry:?}: fenced after {:?}", begin.elapsed());
+        let failure = executor.failure().unwrap();
+        assert_eq!(failure.code, FailureCode::WorkerLost, "{entry:?}: {failure}");
+        assert!(failure.message.contains("2s"), "{entry:?}: {failure}");
+        let refused = executor.call(&MethodCall::new("echo", b"", late())).unwrap_err();
+        assert_eq!(refused, ExecutorError::Failed(failure));
+        assert!(eventually(soon(), || executor
+            .world()
+            .pids
+            .iter()
+            .all(|pid| !is_running(*pid))));
     }
-    let outcomes_so_far = outcomes(&events);
-    let failure = outcomes_so_far[&RequestId(1)].as_ref().unwrap_err();
-    assert_eq!(
-        (failure.code, failure.rank),
-        (FailureCode::DeadlineExceeded, Some(Rank(1)))
-    );
-    // The rank's control thread answers; its runner is not heard of. Rank 0 is well until the fence.
-    assert!(executor.health(soon()).is_healthy());
-    events.extend(events_until_failed(&executor));
-    let outcomes = outcomes(&events);
-    assert_eq!(outcomes.len(), 2);
-    let failure = outcomes[&RequestId(2)].as_ref().unwrap_err();
-    assert_eq!(
-        (failure.code, failure.rank),
-        (FailureCode::WorkerLost, Some(Rank(1)))
-    );
-    assert!(failure.message.contains("reported nothing for 3s"), "{failure}");
-    assert!(eventually(soon(), || executor
-        .world()
-        .pids
-        .iter()
-        .all(|pid| !is_running(*pid))));
+    // The first command of all: to start.
+    let hanging = Script::default().fault(Some(1), At::Start, What::Hang);
+    let options = MpOptions {
+        start_limit: Duration::from_secs(1),
+        ..options(2, &hanging)
+    };
+    let ExecutorError::Start { cause, ranks, .. } = start_error(options) else {
+        panic!("another error")
+    };
+    assert_eq!(cause.code, FailureCode::DeadlineExceeded);
+    assert!(ranks.iter().all(|rank| rank.contains("stopped")), "{ranks:?}");
 }
 
 #[test]

@@ -18,6 +18,8 @@ mod deadlines;
 mod errors;
 
 mod cancel;
+mod device;
+mod methods;
 
 mod selection;
 

@@ -1,18 +1,29 @@
 //! Start-up and readiness, and what a started world looks like.
 
 use super::*;
+use denoised_testkit::script::{BASE_BYTES, device_bytes};
 
 #[test]
 fn r1_a_failing_rank_undoes_the_start_of_the_others() {
     let _watchdog = watchdog("r1");
-    let script = Script::default()
-        .fault(Some(1), At::Start, What::Say("no such card".to_owned()))
-        .fault(Some(1), At::Start, What::Sleep(200))
-        .fault(Some(1), At::Start, What::Exit(3));
+    let folder = tempfile::tempdir().unwrap();
+    let script = Script {
+        device_account: Some(folder.path().to_owned()),
+        ..Script::default()
+            .fault(Some(1), At::Start, What::Say("no such card".to_owned()))
+            .fault(Some(1), At::Start, What::Sleep(200))
+            .fault(Some(1), At::Start, What::Exit(3))
+    };
     let mut marked = options(3, &script);
     marked.program.args.push(R1_MARK.into());
-    let error = start_error(marked);
+    let mut most_bytes = 0;
+    let started = MpExecutor::start(marked, &mut |_, _| {
+        most_bytes = most_bytes.max(device_bytes(folder.path()));
+    });
+    let error = started.unwrap_err();
     let text = error.to_string();
+    assert!(most_bytes >= BASE_BYTES, "the others held some of the device");
+    assert_eq!(device_bytes(folder.path()), 0, "{text}");
     let ExecutorError::Start {
         world_size: 3,
         cause,
