@@ -58,7 +58,7 @@ pub(crate) struct Shared {
 struct State {
     core: Core,
     mailboxes: HashMap<RequestId, Arc<Mailbox>>,
-    /// What the thread has to tell the executor, in order. As long as the replicas are many, at most twice.
+    /// What the thread has to tell the executor, in order. At most a wave per replica and a stop per running request.
     orders: VecDeque<Order>,
     last_id: u64,
     close: Option<CloseOrder>,
