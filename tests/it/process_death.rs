@@ -48,8 +48,14 @@ fn busy(folder: &Path, extra: &[&str]) -> (Running, Vec<u32>) {
 
 #[test]
 fn a_killed_worker_ends_every_picture_with_one_error_that_names_rank_and_signal() {
+    for mode in ["request", "step"] {
+        a_killed_worker_in_mode(mode);
+    }
+}
+
+fn a_killed_worker_in_mode(mode: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let (running, workers) = busy(folder.path(), &["--json"]);
+    let (running, workers) = busy(folder.path(), &["--json", "--mode", mode]);
     send(Signal::KILL, workers[1]);
     let outcome = running.finish().expect_code(5);
     let lines = outcome.json_lines();
@@ -162,9 +168,14 @@ fn stopped_workers_do_not_outlive_a_killed_supervisor() {
 #[test]
 fn ctrl_c_ends_stopped_workers_too() {
     // The second signal does not wait for anything.
-    for (signal, n_signals) in [(Signal::INT, 1), (Signal::TERM, 1), (Signal::INT, 2)] {
+    for (mode, signal, n_signals) in [
+        ("request", Signal::INT, 1),
+        ("step", Signal::INT, 1),
+        ("request", Signal::TERM, 1),
+        ("request", Signal::INT, 2),
+    ] {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let (running, workers) = busy(folder.path(), &["--json"]);
+        let (running, workers) = busy(folder.path(), &["--json", "--mode", mode]);
         workers.iter().for_each(|&worker| send(Signal::STOP, worker));
         let begin = Instant::now();
         send(signal, running.pid());
@@ -193,12 +204,20 @@ fn ctrl_c_ends_stopped_workers_too() {
 #[test]
 fn ctrl_c_ends_other_commands_with_stopped_workers() {
     let emoji_dit = case("emoji-dit");
-    let commands: [&[&OsStr]; 2] = [
+    let commands: [&[&OsStr]; 3] = [
         &[
             "verify".as_ref(),
             emoji_dit.as_os_str(),
             "--workers".as_ref(),
             "2".as_ref(),
+        ],
+        &[
+            "verify".as_ref(),
+            emoji_dit.as_os_str(),
+            "--mode".as_ref(),
+            "step".as_ref(),
+            "--share".as_ref(),
+            "64".as_ref(),
         ],
         &[
             "bench".as_ref(),
@@ -257,9 +276,14 @@ fn workers_do_not_outlive_a_supervisor_killed_while_it_starts() {
 #[test]
 fn ctrl_c_ends_supervisor_and_workers_with_code_130() {
     // Ctrl-C in a terminal reaches the whole group; `kill` reaches the supervisor alone.
-    for (signal, to_group) in [(Signal::INT, true), (Signal::INT, false), (Signal::TERM, false)] {
+    for (mode, signal, to_group) in [
+        ("request", Signal::INT, true),
+        ("step", Signal::INT, true),
+        ("request", Signal::INT, false),
+        ("step", Signal::TERM, false),
+    ] {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let (running, workers) = busy(folder.path(), &["--json"]);
+        let (running, workers) = busy(folder.path(), &["--json", "--mode", mode]);
         if to_group {
             send_to_group(signal, running.pid());
         } else {
