@@ -1,7 +1,7 @@
 //! Results larger than the shared memory that they travel through, and requests that are too large for it.
 
 use denoised_executor::{
-    Executor, ExecutorError, ExecutorEvent, Limits, LinkSpec, MpExecutor, UniExecutor, UniOptions,
+    Executor, ExecutorError, ExecutorEvent, Limits, LinkSpec, MethodCall, MpExecutor, UniExecutor, UniOptions,
 };
 use denoised_testkit::{
     process::{be_a_scripted_worker, options, small_link},
@@ -175,5 +175,72 @@ fn large_latents_arrive_and_larger_ones_are_refused_before_they_are_sent() {
         };
         assert!(message_bytes >= 44_000_000 && limit_bytes == 40 << 20);
         assert!(run(&*executor, 3, picture_of(8)).is_ok());
+    }
+}
+
+/// Fault case P3, as far as results that have arrived go: a request that nobody waits for leaves nothing behind.
+#[test]
+fn a_thousand_dropped_results_leave_nothing_behind() {
+    let _watchdog = Watchdog::new("dropped results", Duration::from_secs(300));
+    let [executor, uni] = worlds(LinkSpec::default(), Limits::default(), &Script::default());
+    drop(uni);
+    let pid = executor.world().pids[0];
+    let memory = || {
+        let of = |pid| denoised_os::process::memory_of(pid).unwrap().private_bytes;
+        (of(std::process::id()), of(pid))
+    };
+    let mut base = None;
+    for id in 0..1020 {
+        // 724 x 724 x 3 bytes are 1.5 MiB.
+        executor
+            .dispatch(wave(id, &[0], &[(id, picture_of(724))]), late())
+            .unwrap();
+        let mut is_over = false;
+        while !is_over {
+            for event in executor.wait_events(late()) {
+                match event {
+                    // Where the worker left it, every time: the one before is free.
+                    ExecutorEvent::RequestDone { outcome, .. } => {
+                        assert!(outcome.unwrap().held_bytes() >= 724 * 724 * 3, "request {id}");
+                    }
+                    ExecutorEvent::WaveDone { .. } => is_over = true,
+                    _ => {}
+                }
+            }
+        }
+        if id == 20 {
+            base = Some(memory());
+        }
+    }
+    let ((before, worker_before), (after, worker_after)) = (base.unwrap(), memory());
+    // Less than ten of the thousand pictures.
+    let limit_bytes = 16 << 20;
+    assert!(after < before + limit_bytes, "{before} bytes grew to {after}");
+    assert!(
+        worker_after < worker_before + limit_bytes,
+        "{worker_before} bytes of the worker grew to {worker_after}"
+    );
+}
+
+#[test]
+fn a_reply_over_the_limit_fails_its_call_alone_with_the_number() {
+    let _watchdog = Watchdog::new("large replies", Duration::from_secs(240));
+    let limits = Limits {
+        trace_bytes: 4 << 20,
+        ..Limits::default()
+    };
+    for executor in worlds(small_link(), limits, &Script::default()) {
+        let call = |n_bytes: usize| {
+            let args = n_bytes.to_string();
+            executor.call(&MethodCall::new("payload", args.as_bytes(), late()))
+        };
+        match call(5 << 20).unwrap_err() {
+            ExecutorError::Rank { failure, .. } => {
+                assert_eq!(failure.code, FailureCode::OutOfMemory);
+                assert!(failure.message.contains("4194304 bytes"), "{failure}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(call(4 << 20).unwrap()[0].bytes.len(), 4 << 20);
     }
 }

@@ -9,7 +9,7 @@ use denoised_link::{CONTROL_LIMIT_BYTES, LinkError, RankSet};
 use denoised_os::Deadline;
 use denoised_types::{CallId, Rank};
 use denoised_wire::{BlobIdx, Command, Lane};
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{fmt, sync::atomic::Ordering, time::Duration};
 
 /// How soon a rank whose control lane was full is tried again.
 const RETRY: Duration = Duration::from_millis(5);
@@ -21,18 +21,28 @@ struct Shape {
     replying: RankSet,
 }
 
+/// A method in words; only errors need them.
+#[derive(Clone, Copy)]
+struct Named<'a>(&'a str);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "method `{}`", self.0)
+    }
+}
+
 impl World {
     pub(crate) fn call(&self, call: &MethodCall<'_>) -> Result<Vec<RankReply>, ExecutorError> {
         let shape = self.shape(call)?;
         let lane = self.lane_of(call.method)?;
         let deadline = moment(call.deadline);
-        let what = format!("method `{}`", call.method);
+        let what = Named(call.method);
         if deadline.has_passed() {
             // What arrived is routed, so that polling in a loop makes progress; a command that no rank would begin is not sent.
             self.pump_if_free();
             self.lock().check_open()?;
             return Err(ExecutorError::Deadline {
-                what,
+                what: what.to_string(),
                 silent: shape.executing.iter().collect(),
             });
         }
@@ -101,7 +111,7 @@ impl World {
         shape: Shape,
         open: OpenMethod,
         deadline: Deadline,
-        what: String,
+        what: Named<'_>,
     ) -> Result<Vec<RankReply>, ExecutorError> {
         let call_id = CallId(self.next_call.fetch_add(1, Ordering::Relaxed));
         let message = |is_replying: bool| {
@@ -145,7 +155,7 @@ impl World {
         unsent: RankSet,
         send: &mut dyn FnMut(Rank) -> Result<(), LinkError>,
         deadline: Deadline,
-        what: String,
+        what: Named<'_>,
     ) -> Result<Vec<RankReply>, ExecutorError> {
         let mut unsent = unsent;
         let answered = loop {
@@ -174,13 +184,13 @@ impl World {
             return call.into_result();
         }
         if answered.is_none() {
-            state.give_up(call.silent(), call_id, &what);
+            state.give_up(call.silent(), call_id, &what.to_string());
         }
         let error = match answered {
             _ if call.has_failed() => return call.into_result(),
             Some(()) => state.why_not_open(),
             None => ExecutorError::Deadline {
-                what,
+                what: what.to_string(),
                 silent: call.silent().iter().collect(),
             },
         };

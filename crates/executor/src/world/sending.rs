@@ -12,14 +12,13 @@ use denoised_types::{CallId, Failure, FailureCode, Mode, Rank, RequestId};
 use denoised_wire::{
     BlobIdx, Command, Header, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TensorMeta, Wave, encode_command,
 };
-use std::{ops::ControlFlow, sync::atomic::Ordering, time::Instant};
+use std::{fmt, ops::ControlFlow, sync::atomic::Ordering, time::Instant};
 
 /// Requests per cancel message, so that each fits the control lane.
 const CANCELS_PER_MESSAGE: usize = 1024;
 
 impl World {
     pub(crate) fn dispatch(&self, wave: Wave, deadline: Instant) -> Result<CallId, ExecutorError> {
-        const WHAT: &str = "dispatching a wave";
         let deadline = moment(deadline);
         let to: RankSet = wave.ranks.iter().copied().collect();
         if to.is_empty() || !to.without(self.all).is_empty() || wave.ranks.iter().any(|rank| rank.0 >= 64) {
@@ -28,7 +27,7 @@ impl World {
         let mut wave = wave;
         let latents = take_latents(&mut wave);
         let blobs: Vec<&[u8]> = latents.iter().map(Vec::as_slice).collect();
-        let mut sender = self.enter_gate(deadline, WHAT)?;
+        let mut sender = self.enter_gate(deadline, &"dispatching a wave")?;
         // Under the gate, so that calls reach the ranks in the order of their ids.
         let call_id = CallId(self.next_call.fetch_add(1, Ordering::Relaxed));
         let (joined, members) = {
@@ -55,7 +54,7 @@ impl World {
             return Ok(call_id);
         }
         state.requests.withdraw(&joined, &members, call_id);
-        Err(not_sent(&mut state, to, call_id, error, WHAT))
+        Err(not_sent(&mut state, to, call_id, error, &"dispatching a wave"))
     }
 
     /// Sends a command other than a wave on the data lane, with `call` waiting for its answers.
@@ -66,7 +65,7 @@ impl World {
         command: &Command,
         blobs: &[&[u8]],
         deadline: Deadline,
-        what: &str,
+        what: &dyn fmt::Display,
     ) -> Result<CallId, ExecutorError> {
         let mut sender = self.enter_gate(deadline, what)?;
         let call_id = CallId(self.next_call.fetch_add(1, Ordering::Relaxed));
@@ -95,14 +94,14 @@ impl World {
     fn enter_gate(
         &self,
         deadline: Deadline,
-        what: &str,
+        what: &dyn fmt::Display,
     ) -> Result<GateGuard<'_, Box<dyn DataSender>>, ExecutorError> {
         match self.gate.enter(deadline, &mut || self.while_waiting()) {
             Some(sender) => Ok(sender),
             None => {
                 self.lock().check_open()?;
                 Err(ExecutorError::Deadline {
-                    what: what.to_owned(),
+                    what: what.to_string(),
                     silent: Vec::new(),
                 })
             }
@@ -234,7 +233,13 @@ fn take_latents(wave: &mut Wave) -> Vec<Vec<u8>> {
 }
 
 /// Nothing of the call was sent: nobody owes anything, and its caller hears why.
-fn not_sent(state: &mut State, to: RankSet, call_id: CallId, error: LinkError, what: &str) -> ExecutorError {
+fn not_sent(
+    state: &mut State,
+    to: RankSet,
+    call_id: CallId,
+    error: LinkError,
+    what: &dyn fmt::Display,
+) -> ExecutorError {
     for rank in to.iter() {
         state.settle(rank, call_id);
     }
@@ -252,7 +257,7 @@ fn not_sent(state: &mut State, to: RankSet, call_id: CallId, error: LinkError, w
             limited_by,
         },
         LinkError::Full { laggard } => ExecutorError::Deadline {
-            what: what.to_owned(),
+            what: what.to_string(),
             silent: laggard.into_iter().collect(),
         },
         error => ExecutorError::Failed(Failure::new(FailureCode::WorkerLost, error.to_string())),
