@@ -289,6 +289,33 @@ fn a_swallowed_wave_ends_the_world_after_half_the_silence() {
     assert_eq!(failure.phase.as_deref(), Some("taking up a wave"));
 }
 
+/// Fault case T1, for waves.
+#[test]
+fn a_swallowed_wave_ends_the_world_once_a_request_s_deadline_has_passed() {
+    let _watchdog = watchdog("swallowed wave with a deadline");
+    let executor = uni(3_600_000, Doing::Nothing);
+    let mut wave = wave(1, &[0], &[(1, request(1, 1)), (2, request(2, 1))]);
+    wave.joining[0].deadline_ns = Deadline::after_ms(100).ns();
+    executor.dispatch(wave, late()).unwrap();
+    let mut events = Vec::new();
+    while !matches!(events.last(), Some(ExecutorEvent::WorldFailed(_))) {
+        events.extend(executor.wait_events(late()));
+    }
+    let code_of = |id: u64| {
+        events.iter().find_map(|event| match event {
+            ExecutorEvent::RequestDone {
+                request_id,
+                outcome: Err(failure),
+            } if *request_id == RequestId(id) => Some(failure.code),
+            _ => None,
+        })
+    };
+    assert_eq!(code_of(1), Some(FailureCode::DeadlineExceeded));
+    assert_eq!(code_of(2), Some(FailureCode::WorkerLost));
+    let failure = executor.failure().unwrap();
+    assert!(failure.message.contains("swallowed"), "{failure}");
+}
+
 #[test]
 fn a_busy_rank_is_waited_for_however_often_callers_give_up() {
     let _watchdog = watchdog("busy");

@@ -170,7 +170,7 @@ impl Requests {
         let Some(request) = self.open.remove(&request_id) else {
             return;
         };
-        let held = request.ranks.without(request.reported);
+        let held = request.silent();
         if request.mode == Mode::Step && !held.is_empty() {
             self.abandoned.insert(request_id, held);
         }
@@ -209,12 +209,14 @@ impl Requests {
     }
 
     /// Ends the requests whose deadline has passed: those of a wave under way only after `grace_ns`, which their ranks have to say so
-    /// themselves. `doing` tells what a rank does. Returns when the next one is due.
+    /// themselves. `doing` tells what a rank does. Adds to `in_vain` which ranks were waited for, and for which wave; returns when the
+    /// next request is due.
     pub(crate) fn expire(
         &mut self,
         now_ns: u64,
         grace_ns: u64,
         doing: impl Fn(&Self, Rank) -> String,
+        in_vain: &mut Vec<(RankSet, CallId)>,
         out: &mut VecDeque<ExecutorEvent>,
     ) -> Option<u64> {
         let mut next_ns: Option<u64> = None;
@@ -235,8 +237,10 @@ impl Requests {
             let Some(request) = self.open.get(&request_id) else {
                 continue;
             };
-            let silent = request.ranks.without(request.reported);
-            let mut failure = if request.wave.1 {
+            let silent = request.silent();
+            let (call_id, is_in_wave) = request.wave;
+            let mut failure = if is_in_wave {
+                in_vain.push((silent, call_id));
                 let text = format!(
                     "the request's deadline passed and rank(s) {} did not answer",
                     Listed(silent)
@@ -248,7 +252,7 @@ impl Requests {
                 Failure::new(FailureCode::DeadlineExceeded, text).during(phase)
             };
             let mut ranks = silent.iter();
-            if let (Some(rank), None, true) = (ranks.next(), ranks.next(), request.wave.1) {
+            if let (Some(rank), None, true) = (ranks.next(), ranks.next(), is_in_wave) {
                 failure = failure.on_rank(rank).during(doing(self, rank));
             }
             self.fail(request_id, &failure, out);
@@ -336,6 +340,11 @@ impl OpenRequest {
         Ok(())
     }
 
+    /// Ranks that have not ended it.
+    pub(crate) fn silent(&self) -> RankSet {
+        self.ranks.without(self.reported)
+    }
+
     /// Whether a rank has failed it.
     pub(crate) fn has_failed(&self) -> bool {
         matches!(self.outcome, Some(Err(_)))
@@ -404,6 +413,6 @@ impl OpenRequest {
         if !self.has_failed() && (outcome.is_err() || self.is_first(rank) || self.outcome.is_none()) {
             self.outcome = Some(outcome);
         }
-        Some(self.ranks.without(self.reported).is_empty())
+        Some(self.silent().is_empty())
     }
 }

@@ -194,7 +194,8 @@ impl WaveCall {
             if request.has_failed() {
                 requests.end(*request_id, out);
             } else if let Err(text) = request.goes_on(call_id) {
-                let failure = Failure::new(FailureCode::Internal, text).on_rank(rank);
+                let to_blame = request.silent().iter().next().unwrap_or(rank);
+                let failure = Failure::new(FailureCode::Internal, text).on_rank(to_blame);
                 requests.fail(*request_id, &failure, out);
             }
         }

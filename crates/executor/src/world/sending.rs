@@ -256,10 +256,14 @@ fn not_sent(
             limit_bytes,
             limited_by,
         },
-        LinkError::Full { laggard } => ExecutorError::Deadline {
-            what: what.to_string(),
-            silent: laggard.into_iter().collect(),
-        },
+        LinkError::Full { laggard } => {
+            let laggard: RankSet = laggard.into_iter().collect();
+            state.doubt(laggard);
+            ExecutorError::Deadline {
+                what: what.to_string(),
+                silent: laggard.iter().collect(),
+            }
+        }
         error => ExecutorError::Failed(Failure::new(FailureCode::WorkerLost, error.to_string())),
     }
 }

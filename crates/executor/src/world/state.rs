@@ -191,14 +191,24 @@ impl State {
         }
     }
 
+    /// Somebody has waited in vain for these ranks: the monitor asks them what they do.
+    pub(super) fn doubt(&mut self, ranks: RankSet) {
+        for rank in ranks.iter() {
+            if let Some(state) = self.ranks.get_mut(usize::from(rank.0)) {
+                state.is_doubted = true;
+            }
+        }
+    }
+
     /// A caller has waited in vain for these ranks.
     pub(super) fn give_up(&mut self, ranks: RankSet, call_id: CallId, what: &str) {
+        self.doubt(ranks);
         for rank in ranks.iter() {
-            let Some(state) = self.ranks.get_mut(usize::from(rank.0)) else {
-                continue;
-            };
-            state.is_doubted = true;
-            if let Some(owed) = state.owed.iter_mut().find(|owed| owed.call_id == call_id) {
+            let owed = self
+                .ranks
+                .get_mut(usize::from(rank.0))
+                .map(|state| &mut state.owed);
+            if let Some(owed) = owed.and_then(|owed| owed.iter_mut().find(|owed| owed.call_id == call_id)) {
                 owed.given_up = Some(what.to_owned());
             }
         }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Limits,
-    calls::{Call, ProbeCall},
+    calls::{Call, ProbeCall, Requests},
 };
 use denoised_os::{Deadline, now_ns};
 use denoised_types::{CallId, Failure, FailureCode, Rank};
@@ -96,21 +96,27 @@ impl World {
 
     /// Ends requests whose deadline their worker ignores; for the engine's thread. Returns when it wants to look again.
     pub(super) fn run_deadlines(&self) -> Option<Deadline> {
-        let mut state = self.lock();
-        let State {
-            calls,
-            requests,
-            ranks,
-            queue,
-            ..
-        } = &mut *state;
-        let grace_ns = nanoseconds(DEADLINE_GRACE);
-        let next_ns = requests.expire(
-            now_ns(),
-            grace_ns,
-            |requests, rank| doing(calls, ranks, requests, rank),
-            queue,
-        );
+        let mut in_vain = Vec::new();
+        let next_ns = {
+            let mut state = self.lock();
+            let State {
+                calls,
+                requests,
+                ranks,
+                queue,
+                ..
+            } = &mut *state;
+            let doing = |requests: &Requests, rank| doing(calls, ranks, requests, rank);
+            let grace_ns = nanoseconds(DEADLINE_GRACE);
+            let next_ns = requests.expire(now_ns(), grace_ns, doing, &mut in_vain, queue);
+            for (ranks, call_id) in &in_vain {
+                state.give_up(*ranks, *call_id, "a wave");
+            }
+            next_ns
+        };
+        if !in_vain.is_empty() {
+            self.call_monitor();
+        }
         next_ns.map(Deadline::at_ns)
     }
 }
