@@ -62,9 +62,9 @@ out the same to the last bit. They have seeds, prompts and step counts of their 
 with and after the case; one in four has another size and guidance, one in four is given up on the way.";
 
 const MODES_HELP: &str = "\
-Modes: in request mode a wave is whole pictures; those that share it begin and end together. In step
-mode a wave is one denoiser step, and pictures join and leave between steps. The pictures are the same,
-byte for byte.";
+Modes: in request mode a wave is whole pictures, and those that share it begin and end together. In
+step mode a wave is one denoiser step of each, and pictures join and leave between steps. Either way
+they are the same, byte for byte.";
 
 /// Diffusion models through worker processes.
 ///
@@ -101,7 +101,7 @@ pub(crate) struct WorldArgs {
     #[arg(long, value_name = "NAME", default_value = "mp")]
     pub(crate) executor: String,
 
-    /// Workers; each holds a replica of the model and computes one request at a time
+    /// Workers; each holds a replica of the model, and requests are spread over them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) workers: u16,
 
@@ -137,6 +137,18 @@ impl ModeName {
         match self {
             Self::Request => "request",
             Self::Step => "step",
+        }
+    }
+}
+
+impl GenerateArgs {
+    /// What `--max-batch` is where it is not given. On the CPU a batch takes as long as its pictures one by one, so whole pictures come
+    /// one by one, with less memory; a wave of one step is made to be shared.
+    pub(crate) fn max_batch(&self) -> usize {
+        match (self.max_batch, self.mode) {
+            (Some(max_batch), _) => max_batch as usize,
+            (None, ModeName::Request) => 1,
+            (None, ModeName::Step) => 4,
         }
     }
 }
@@ -201,9 +213,9 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "MODE", value_enum, default_value_t = ModeName::Request)]
     pub(crate) mode: ModeName,
 
-    /// Most pictures that one worker computes at a time
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub(crate) max_batch: u32,
+    /// Most pictures that one worker computes at a time [default: 1 in request mode, 4 in step mode]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) max_batch: Option<u32>,
 
     /// Write what every worker did and when to this file, as a trace that Perfetto and Chrome show
     #[arg(long, value_name = "FILE")]

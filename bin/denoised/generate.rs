@@ -61,7 +61,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         default_deadline: DEADLINE,
         ..EngineOptions::default()
     };
-    let max_batch = args.max_batch as usize;
+    let max_batch = args.max_batch();
     // As many as are computed at a time, and as many more, so that the next wave is full too.
     let window = 2 * usize::from(args.world.workers) * max_batch;
     let policy = policy(args.mode.into(), window, max_batch)?;
