@@ -6,6 +6,9 @@ mod ping;
 mod requests;
 mod wave;
 
+#[cfg(test)]
+mod histories;
+
 pub(crate) use method::OpenMethod;
 pub(crate) use ping::{PingCall, ProbeCall};
 pub(crate) use requests::{Requests, Unfit};
