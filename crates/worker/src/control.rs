@@ -10,7 +10,8 @@ use denoised_link::{ControlInput, ControlReceiver, EventSender, Interrupter, Lin
 use denoised_os::{Deadline, now_ns, process::exit_at_once};
 use denoised_types::{CallId, Epoch, ExitCode, Failure, FailureCode, Rank, RequestId};
 use denoised_wire::{
-    BlobIdx, Command, Event, Header, Hello, PROTOCOL_VERSION, decode_command, encode_event, split_header,
+    BlobIdx, Command, Event, Header, Hello, MethodInfo, PROTOCOL_VERSION, decode_command, encode_event,
+    split_header,
 };
 use std::{
     collections::HashSet,
@@ -167,7 +168,7 @@ impl Shared {
         if let Err(error @ LinkError::TooLarge { .. }) = sent {
             let text = format!("the reply cannot be sent: {error}");
             let outcome = Err(Failure::new(FailureCode::OutOfMemory, text).on_rank(self.rank));
-            return self.tell(call_id, &Event::CallDone { outcome }, &[]);
+            self.tell(call_id, &Event::CallDone { outcome }, &[]);
         }
         // An executor that does not read its events finds the rank silent, which is the truth.
     }
@@ -194,6 +195,7 @@ pub(crate) fn serve_control(
     hello: &Hello,
     shared: &Shared,
     methods: &ControlMethods,
+    infos: &[MethodInfo],
     weights: &mpsc::Sender<Option<OwnedFd>>,
 ) {
     let context = ControlContext { hello, shared };
@@ -204,7 +206,7 @@ pub(crate) fn serve_control(
             FINISHING_WAIT
         };
         match control.receive(Deadline::after(wait)) {
-            Ok(ControlInput::Message(message)) => obey(&context, methods, &message),
+            Ok(ControlInput::Message(message)) => obey(&context, methods, infos, &message),
             Ok(ControlInput::Shared(fd)) => {
                 // A runner that does not wait for weights has no use for them.
                 let _ = weights.send(fd);
@@ -235,7 +237,7 @@ pub(crate) fn serve_control(
     }
 }
 
-fn obey(context: &ControlContext<'_>, methods: &ControlMethods, message: &[u8]) {
+fn obey(context: &ControlContext<'_>, methods: &ControlMethods, infos: &[MethodInfo], message: &[u8]) {
     let shared = context.shared;
     let Ok((header, body)) = split_header(message) else {
         return;
@@ -251,7 +253,14 @@ fn obey(context: &ControlContext<'_>, methods: &ControlMethods, message: &[u8]) 
             method,
             args,
             is_replying,
-        }) => return call(context, methods, &header, &method, &args, is_replying),
+        }) => {
+            let outcome = match call(context, methods, infos, &header, &method, &args) {
+                Ok(outcome) => outcome,
+                // The rank has said why it ends.
+                Err(failure) => return shared.fail(failure),
+            };
+            return answer_call(shared, header.call_id, outcome, is_replying);
+        }
         Ok(Command::Execute(_) | Command::Call { .. }) => {
             let text = "a data command came on the control lane";
             failed(Failure::new(FailureCode::Protocol, text).on_rank(shared.rank))
@@ -267,49 +276,47 @@ fn failed(failure: Failure) -> Event {
     }
 }
 
-/// Runs a method of this lane and answers.
+/// Runs a method of this lane; the outer error is the rank's own.
 fn call(
     context: &ControlContext<'_>,
     methods: &ControlMethods,
+    infos: &[MethodInfo],
     header: &Header,
     name: &str,
     args: &[u8],
-    is_replying: bool,
-) {
-    let shared = context.shared;
-    let outcome = match methods.get(name) {
-        None => {
-            let text = format!("this worker has no method `{name}` on the control lane");
-            Err(Failure::new(FailureCode::InvalidRequest, text))
-        }
-        Some(_) if header.deadline_ns != 0 && now_ns() >= header.deadline_ns => {
-            let text = "the command's deadline passed before it was begun";
-            Err(Failure::new(FailureCode::DeadlineExceeded, text))
-        }
-        Some(method) => {
-            let called = catch_unwind(AssertUnwindSafe(|| method(context, args)));
-            shared.activity.n_calls.fetch_add(1, Ordering::Relaxed);
-            match called {
-                Ok(outcome) => outcome,
-                Err(panic) => {
-                    return shared.fail(panicked(&format!("method `{name}`"), &*panic).on_rank(shared.rank));
-                }
-            }
-        }
+) -> Result<Result<Vec<u8>, Failure>, Failure> {
+    let Some(method) = methods.get(name) else {
+        return Ok(Err(if infos.iter().any(|info| info.name == name) {
+            let text = format!("method `{name}` is of the data lane and was called on the control lane");
+            Failure::new(FailureCode::Protocol, text)
+        } else {
+            let text = format!("this worker has no method `{name}`");
+            Failure::new(FailureCode::InvalidRequest, text)
+        }));
     };
+    if header.deadline_ns != 0 && now_ns() >= header.deadline_ns {
+        let text = "the command's deadline passed before it was begun";
+        return Ok(Err(Failure::new(FailureCode::DeadlineExceeded, text)));
+    }
+    let called = catch_unwind(AssertUnwindSafe(|| method(context, args)));
+    context.shared.activity.n_calls.fetch_add(1, Ordering::Relaxed);
+    called.map_err(|panic| panicked(&format!("method `{name}`"), &*panic).on_rank(context.shared.rank))
+}
+
+fn answer_call(shared: &Shared, call_id: CallId, outcome: Result<Vec<u8>, Failure>, is_replying: bool) {
     match outcome {
         Ok(bytes) if is_replying => {
             let outcome = Ok(Some(BlobIdx(0)));
-            shared.tell(header.call_id, &Event::CallDone { outcome }, &[&bytes]);
+            shared.tell(call_id, &Event::CallDone { outcome }, &[&bytes]);
         }
-        Ok(_) => shared.tell(header.call_id, &Event::CallDone { outcome: Ok(None) }, &[]),
+        Ok(_) => shared.tell(call_id, &Event::CallDone { outcome: Ok(None) }, &[]),
         Err(failure) => {
             let failure = if failure.rank.is_none() {
                 failure.on_rank(shared.rank)
             } else {
                 failure
             };
-            shared.tell(header.call_id, &failed(failure), &[]);
+            shared.tell(call_id, &failed(failure), &[]);
         }
     }
 }

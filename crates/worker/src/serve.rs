@@ -79,13 +79,21 @@ pub(crate) fn serve_in(home: Home, end: WorkerEnd, registry: Registry) -> Ending
         control: control_methods,
     } = registry;
     let control_methods = Arc::new(control_methods);
-    let methods_beside = Arc::clone(&control_methods);
+    let (methods_beside, infos) = (Arc::clone(&control_methods), methods.clone());
     let (control_hello, control_shared) = (Arc::clone(&hello), Arc::clone(&shared));
     let spawned = std::thread::Builder::new()
         .name(format!("control {}", hello.rank))
         .spawn(move || {
             let (hello, shared) = (&control_hello, &control_shared);
-            serve_control(home, control, hello, shared, &methods_beside, &weights_sender);
+            serve_control(
+                home,
+                control,
+                hello,
+                shared,
+                &methods_beside,
+                &infos,
+                &weights_sender,
+            );
         });
     let ending = match spawned {
         Ok(_) => match start_program(&hello, &shared, &*boot, &weights, start) {
@@ -95,6 +103,8 @@ pub(crate) fn serve_in(home: Home, end: WorkerEnd, registry: Registry) -> Ending
                     weight_bytes,
                     methods,
                 };
+                // Whoever hears that it is ready may ask what it does.
+                shared.activity.wait();
                 match boot.send(&ready, None) {
                     Ok(()) => {
                         drop(boot);

@@ -103,3 +103,27 @@ pub fn device_bytes(folder: &Path) -> u64 {
     };
     entries.flatten().filter_map(held).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_counted_until_it_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = || device_bytes(folder.path());
+        assert_eq!(held(), 0);
+        let device = Device::open(Some(folder.path()), Rank(0)).unwrap();
+        let other = Device::open(Some(folder.path()), Rank(1)).unwrap();
+        let buffer = device.allocate(50);
+        assert_eq!((held(), device.n_bytes()), (2 * BASE_BYTES + 50, BASE_BYTES + 50));
+        drop(device);
+        // A buffer may outlive the worker, which is a leak that shows.
+        assert_eq!(held(), BASE_BYTES + 50);
+        drop((buffer, other));
+        assert_eq!(held(), 0);
+        // A process that has ended holds nothing: no process has this id.
+        std::fs::write(folder.path().join(format!("{}.0", u32::MAX)), "12").unwrap();
+        assert_eq!(held(), 0);
+    }
+}

@@ -90,3 +90,30 @@ impl Meeting {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_goes_on_before_all_have_come_and_all_come_for_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let join = |rank| Meeting::join(folder.path(), Rank(rank), 2).unwrap();
+        let (first, second) = (join(0), join(1));
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                (0..100)
+                    .map(|step| second.meet([(7, step)].into_iter()))
+                    .collect::<Result<Vec<()>, Failure>>()
+            });
+            for step in 0..100 {
+                first.meet([(7, step)].into_iter()).unwrap();
+            }
+            other.join().unwrap().unwrap();
+            let other = scope.spawn(|| second.meet([(7, 100)].into_iter()));
+            let failure = first.meet([(8, 100)].into_iter()).unwrap_err();
+            assert_eq!(failure.message, "rank 1 came to meeting 101 for another step");
+            other.join().unwrap().unwrap_err();
+        });
+    }
+}
