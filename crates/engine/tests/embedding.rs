@@ -22,7 +22,7 @@ fn a_wave_in_request_mode_holds_requests_of_a_kind() {
     watched(|| {
         let executor = FakeExecutor::scripted(1, |member| FakeRun {
             n_steps: member.request.n_steps.unwrap_or(2),
-            step_time: ms(if member.request.seed == 0 { 400 } else { 1 }),
+            step_time: ms(if member.request.seed == 0 { 1000 } else { 1 }),
             ..FakeRun::default()
         });
         let policy = policy(Mode::Request, 64, 3).unwrap();

@@ -115,6 +115,7 @@ struct State {
     calls: Vec<FakeCall>,
     n_calls: u64,
     refusals: VecDeque<ExecutorError>,
+    joining_refusals: VecDeque<ExecutorError>,
     callbacks: Vec<FailureCallback>,
     failure: Option<Failure>,
     report: Option<ShutdownReport>,
@@ -230,6 +231,11 @@ impl FakeExecutor {
     /// The next dispatch is refused with `error`.
     pub fn refuse_next(&self, error: ExecutorError) {
         self.lock().refusals.push_back(error);
+    }
+
+    /// The next dispatch of a wave that somebody joins is refused with `error`.
+    pub fn refuse_next_joining(&self, error: ExecutorError) {
+        self.lock().joining_refusals.push_back(error);
     }
 
     /// The next [`Executor::wait_events`] panics.
@@ -518,6 +524,11 @@ impl Executor for FakeExecutor {
         let mut state = self.lock();
         state.usable()?;
         if let Some(error) = state.refusals.pop_front() {
+            return Err(error);
+        }
+        if !wave.joining.is_empty()
+            && let Some(error) = state.joining_refusals.pop_front()
+        {
             return Err(error);
         }
         state.inspect(&wave)?;
