@@ -1,6 +1,7 @@
 //! Integration tests: one binary, a module per subject.
 
 mod cli;
+mod fault_cases;
 mod layering;
 mod process_death;
 mod reference;

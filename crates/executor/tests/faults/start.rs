@@ -63,7 +63,7 @@ fn n_marked_processes() -> usize {
 fn r3_an_early_death_is_not_hidden_by_a_slow_rank() {
     let _watchdog = watchdog("r3");
     let script = Script::default()
-        .fault(Some(0), At::Start, What::Sleep(100_000))
+        .fault(Some(0), At::Start, What::Sleep(20_000))
         .fault(Some(3), At::Start, What::Sleep(500))
         .fault(Some(3), At::Start, What::Exit(1));
     let begin = Instant::now();
