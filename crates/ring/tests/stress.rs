@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use support::{Peer, part, soon};
 
 const N_RECORDS: u64 = if cfg!(debug_assertions) {
-    300_000
+    2_000_000
 } else {
     10_000_000
 };

@@ -143,7 +143,7 @@ fn k5_ranks_that_meet_in_every_step_agree_on_a_cancel() {
     };
     let executor = start(4, &script);
     let ranks = [0, 1, 2, 3];
-    let n_runs = if is_full() { 500 } else { 100 };
+    let n_runs = 500;
     let mut next_wave = 0;
     let (mut n_cancelled, mut n_finished) = (0, 0);
     for run in 0..n_runs {

@@ -56,11 +56,6 @@ fn scripted_worker_process() {
     be_a_worker(large::registry);
 }
 
-/// Whether to run the cases with their full numbers, which take minutes: with `DENOISED_FULL_CASES` set.
-pub(crate) fn is_full() -> bool {
-    std::env::var_os("DENOISED_FULL_CASES").is_some()
-}
-
 pub(crate) fn watchdog(name: &str) -> Watchdog {
     Watchdog::new(name, Duration::from_secs(120))
 }

@@ -24,7 +24,8 @@ pub(crate) fn extended(registry: Registry, extension: &str) -> Registry {
         other => panic!("unknown extension {other}"),
     };
     extended.unwrap_or_else(|error| {
-        writeln!(std::io::stderr(), "worker: {error}").unwrap();
+        // Nobody may be left to read it.
+        let _ = writeln!(std::io::stderr(), "worker: {error}");
         #[expect(clippy::exit, reason = "as the worker's `main` would return it")]
         std::process::exit(ExitCode::Usage as i32)
     })

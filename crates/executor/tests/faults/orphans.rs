@@ -162,9 +162,13 @@ fn o7_a_shutdown_spares_children_it_did_not_start() {
         .arg("60")
         .start()
         .unwrap();
-    let executor = start(2, &Script::default());
-    kill("KILL", &executor.world().pids[..1]);
-    executor.shutdown(soon());
+    let executor = start(3, &Script::default());
+    let pids = executor.world().pids;
+    // One is dead already, one ends when it is told to, and one needs every means.
+    kill("KILL", &pids[..1]);
+    kill("STOP", &pids[1..2]);
+    executor.shutdown(Duration::from_secs(1));
+    assert!(pids.iter().all(|pid| !is_running(*pid)));
     drop(executor);
     assert!(is_running(own.pid()));
     assert_eq!(own.try_wait().unwrap(), None);
