@@ -36,11 +36,12 @@ const WAITING: &[(&str, &str)] = &[
 ];
 
 /// Where tests of cases are.
-const PLACES: [&str; 4] = [
+const PLACES: [&str; 5] = [
     "crates/executor/tests",
     "crates/engine/tests",
     "crates/ring/tests",
     "crates/testkit/src/suites",
+    "tests/it",
 ];
 
 fn root() -> &'static Path {

@@ -1,5 +1,6 @@
 //! Integration tests: one binary, a module per subject.
 
+mod cancel;
 mod cli;
 mod fault_cases;
 mod layering;
