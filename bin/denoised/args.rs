@@ -142,8 +142,8 @@ impl ModeName {
 }
 
 impl GenerateArgs {
-    /// What `--max-batch` is where it is not given. On the CPU a batch takes as long as its pictures one by one, so whole pictures come
-    /// one by one, with less memory; a wave of one step is made to be shared.
+    /// `--max-batch`, or what stands for it. On the CPU a batch gains a tenth on a small model and takes a multiple of the memory on a
+    /// large one, so whole pictures come one by one; a wave of one step is made to be shared.
     pub(crate) fn max_batch(&self) -> usize {
         match (self.max_batch, self.mode) {
             (Some(max_batch), _) => max_batch as usize,
