@@ -38,3 +38,4 @@ denoised_testkit::executor_conformance!(mp_one_spinning, |script: &Script| mp(
     script
 ));
 denoised_testkit::executor_conformance!(mp_three, |script: &Script| mp(3, SpinPolicy::Never, script));
+denoised_testkit::executor_conformance!(mp_two, |script: &Script| mp(2, SpinPolicy::Never, script));
