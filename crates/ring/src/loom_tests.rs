@@ -70,17 +70,17 @@ fn broadcast(max_preemptions: usize, n_readers: usize, n_records: u64) {
 }
 
 #[test]
-fn one_reader_two_records() {
+fn q1_one_reader_two_records() {
     broadcast(4, 1, 2);
 }
 
 #[test]
-fn one_reader_three_records() {
+fn q1_one_reader_three_records() {
     broadcast(3, 1, 3);
 }
 
 #[test]
-fn two_readers_two_records() {
+fn q1_two_readers_two_records() {
     broadcast(2, 2, 2);
 }
 
