@@ -415,6 +415,9 @@ mod tests {
     #[derive(Debug)]
     struct FakePipeline(ModelInfo);
 
+    /// Pictures of this width cannot be made.
+    const BROKEN_GRID_PX: u32 = 9;
+
     #[derive(Debug)]
     struct FakeRunning {
         prompt: String,
@@ -472,6 +475,9 @@ mod tests {
             &self.0
         }
         fn resolve(&self, request: &GenerateRequest) -> Result<Resolved, Failure> {
+            if request.width == Some(BROKEN_GRID_PX) {
+                return Err(Failure::new(FailureCode::OutOfMemory, "no room"));
+            }
             Ok(Resolved {
                 width: 8,
                 height: 8,
@@ -571,9 +577,13 @@ mod tests {
     }
 
     fn program() -> PipelineProgram {
+        program_with_grid(8)
+    }
+
+    fn program_with_grid(grid_px: u32) -> PipelineProgram {
         PipelineProgram::new(Box::new(FakePipeline(ModelInfo {
             family: "fake".to_owned(),
-            grid_px: 8,
+            grid_px,
             default_size: (8, 8),
             max_side_px: 8,
             default_n_steps: 2,
@@ -918,7 +928,8 @@ mod tests {
 
     #[test]
     fn warming_up_computes_one_small_picture_and_fails_as_it_fails() {
-        let good = program();
-        assert_eq!(warm_up(good.pipeline()), Ok(()));
+        assert_eq!(warm_up(program().pipeline()), Ok(()));
+        let failure = warm_up(program_with_grid(BROKEN_GRID_PX).pipeline()).unwrap_err();
+        assert_eq!(failure.code, FailureCode::OutOfMemory);
     }
 }
