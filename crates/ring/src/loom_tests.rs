@@ -199,7 +199,7 @@ fn a_reply_ring_with_a_doorbell() {
 #[test]
 fn without_fences_or_with_bump_before_clear_the_model_deadlocks() {
     for fault in ["no-fences", "bump-before-clear"] {
-        for test in ["one_reader_two_records", "one_reader_three_records"] {
+        for test in ["q1_one_reader_two_records", "q1_one_reader_three_records"] {
             let mut child = Spawn::this_program()
                 .expect("this program is known")
                 .arg("--exact")
