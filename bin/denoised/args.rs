@@ -177,7 +177,7 @@ pub(crate) struct GenerateArgs {
     #[arg(short, long, value_name = "FILE", default_value = "out.png")]
     pub(crate) output: PathBuf,
 
-    /// Folder of the checkpoint [default: the demo checkpoint]
+    /// Folder of the checkpoint, or `emoji-dit` or `emoji-unet`, which come along [default: emoji-dit]
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
 
@@ -295,7 +295,7 @@ pub(crate) struct IdleArgs {
 /// What is measured with a model.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchModelArgs {
-    /// Folder of the checkpoint [default: the demo checkpoint]
+    /// Folder of the checkpoint, or `emoji-dit` or `emoji-unet`, which come along [default: emoji-dit]
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! Which checkpoint folder to use when none is named.
+//! Which checkpoint folder to use: the one that is named, or a demo checkpoint.
 
 use crate::error::Error;
 use denoised_types::{Failure, FailureCode};
@@ -6,17 +6,20 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The demo checkpoint, where an installed program keeps it: beside the program, or in the share folder next to its folder.
-const INSTALLED: &[&str] = &["denoised-models/emoji-dit", "../share/denoised/models/emoji-dit"];
-/// Where it lies in the source tree.
-const IN_SOURCE: &str = "crates/models/demo/emoji-dit";
+/// The demo checkpoints; the first is used when none is named.
+const DEMOS: [&str; 2] = ["emoji-dit", "emoji-unet"];
+/// Where an installed program keeps them: beside the program, or in the share folder next to its folder.
+const INSTALLED: [&str; 2] = ["denoised-models", "../share/denoised/models"];
+/// Where they lie in the source tree.
+const IN_SOURCE: &str = "crates/models/demo";
 /// Every checkpoint folder has this file.
 const INDEX: &str = "model_index.json";
 
-/// The folder to load: what was asked for, else `DENOISED_MODEL`, else the demo checkpoint from the installation or the source tree.
+/// The folder to load: what was asked for, else `DENOISED_MODEL`, else the first demo checkpoint. The name of a demo checkpoint that is
+/// no folder here means the one of the installation or the source tree.
 ///
 /// # Errors
-/// `InvalidModel` if the folder asked for is not there, or none is found; lists where was looked.
+/// `InvalidModel` if the folder asked for is not there, or no demo checkpoint is found; lists where was looked.
 pub(crate) fn choose(asked: Option<&Path>) -> Result<PathBuf, Error> {
     let exe = env::current_exe().ok();
     let exe_folder = exe.as_deref().and_then(Path::parent);
@@ -36,21 +39,28 @@ fn choose_from(
         (None, Some(folder)) if !folder.is_empty() => Some((Path::new(folder), "DENOISED_MODEL")),
         (None, _) => None,
     };
-    if let Some((folder, origin)) = named {
+    let demo = match named {
+        None => DEMOS[0],
         // Whether it is a checkpoint is for the loader to say; it knows the formats and their hints.
-        return if folder.exists() {
-            Ok(folder.to_owned())
-        } else {
-            Err(invalid(format!(
-                "{origin} {}: there is no such folder",
-                folder.display()
-            )))
-        };
-    }
+        Some((folder, _)) if folder.exists() => return Ok(folder.to_owned()),
+        Some((folder, origin)) => *DEMOS
+            .iter()
+            .find(|demo| folder == Path::new(demo))
+            .ok_or_else(|| {
+                invalid(format!(
+                    "{origin} {}: there is no such folder; without one, {} are there to try",
+                    folder.display(),
+                    DEMOS.join(" and ")
+                ))
+            })?,
+    };
     let installed = exe_folder
         .into_iter()
         .flat_map(|folder| INSTALLED.iter().map(|place| folder.join(place)));
-    let places: Vec<PathBuf> = installed.chain([source_tree.join(IN_SOURCE)]).collect();
+    let places: Vec<PathBuf> = installed
+        .chain([source_tree.join(IN_SOURCE)])
+        .map(|place| place.join(demo))
+        .collect();
     match places.iter().find(|place| place.join(INDEX).is_file()) {
         Some(place) => Ok(place.clone()),
         None => {
@@ -59,7 +69,7 @@ fn choose_from(
                 .map(|place| format!("\n  {}", place.display()))
                 .collect();
             Err(invalid(format!(
-                "no model: name a checkpoint folder with --model or DENOISED_MODEL; the demo checkpoint is in none of{}",
+                "no model: name a checkpoint folder with --model or DENOISED_MODEL; the demo checkpoint {demo} is in none of{}",
                 places.concat()
             )))
         }
@@ -88,7 +98,7 @@ mod tests {
     fn what_is_asked_for_comes_first_and_the_source_tree_last() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        let source = checkpoint(&root.join("tree").join(IN_SOURCE));
+        let source = checkpoint(&root.join("tree/crates/models/demo/emoji-dit"));
         let exe_folder = root.join("bin");
         fs::create_dir_all(&exe_folder).unwrap();
         let tree = root.join("tree");
@@ -104,13 +114,19 @@ mod tests {
         assert_eq!(found(None, None), source);
 
         checkpoint(&root.join("share/denoised/models/emoji-dit"));
-        assert_eq!(found(None, None), exe_folder.join(INSTALLED[1]));
-        let beside = checkpoint(&exe_folder.join(INSTALLED[0]));
+        assert_eq!(
+            found(None, None),
+            exe_folder.join("../share/denoised/models/emoji-dit")
+        );
+        let beside = checkpoint(&exe_folder.join("denoised-models/emoji-dit"));
         assert_eq!(found(None, None), beside);
 
         let (a, b) = (checkpoint(&root.join("a")), checkpoint(&root.join("b")));
         assert_eq!(found(None, Some(&b)), b);
         assert_eq!(found(Some(&a), Some(&b)), a);
+
+        let unet = checkpoint(&root.join("tree/crates/models/demo/emoji-unet"));
+        assert_eq!(found(Some(Path::new("emoji-unet")), Some(&b)), unet);
     }
 
     #[test]
@@ -123,6 +139,7 @@ mod tests {
         let absent = root.join("absent");
         let error = choose_from(Some(&absent), None, None, root).unwrap_err();
         assert!(error.to_string().starts_with("--model "), "{error}");
+        assert!(error.to_string().contains("emoji-dit and emoji-unet"), "{error}");
     }
 
     #[test]
