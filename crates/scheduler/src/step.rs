@@ -16,7 +16,7 @@
 use crate::{
     Action, BatchKey, Event, Load, Millis, Policy,
     replicas::{Replicas, Resident},
-    waiting::{NewRequest, Queued, Waiting},
+    waiting::{Queued, Waiting},
 };
 use denoised_types::Mode;
 use std::{collections::BTreeSet, num::NonZeroUsize};
@@ -93,15 +93,12 @@ impl Policy for StepPolicy {
                 deadline,
                 key,
             } => {
-                if !self.waiting.contains(request_id) && !self.replicas.contains(request_id) {
-                    let has_place = self.replicas.freest(|_| true).is_some();
-                    let request = NewRequest {
-                        request_id,
-                        deadline,
-                        key,
-                    };
-                    self.waiting.submit(now, request, has_place, &mut actions);
-                }
+                let request = Queued {
+                    request_id,
+                    key,
+                    deadline,
+                };
+                self.waiting.submit(now, request, &self.replicas, &mut actions);
             }
             Event::Cancel { request_id } => {
                 self.waiting.cancel(request_id, &mut actions);

@@ -1,8 +1,11 @@
 //! Who waits: a bounded queue in order of arrival, with deadlines, and whether anything new is taken.
 //!
-//! What every policy has in common. Knows nothing of waves, or of what replicas do.
+//! What every policy has in common. Knows nothing of waves, and of replicas only what they have begun and whether one is idle.
 
-use crate::{Action, BatchKey, EndReason, Millis, replicas::Resident};
+use crate::{
+    Action, BatchKey, EndReason, Millis,
+    replicas::{Replicas, Resident},
+};
 use denoised_types::RequestId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -28,12 +31,12 @@ enum Phase {
     Closed,
 }
 
-/// A request that waits, or has just been taken.
+/// A request that asks to wait, waits, or has just been taken.
 #[derive(Debug)]
 pub(crate) struct Queued {
     pub(crate) request_id: RequestId,
     pub(crate) key: BatchKey,
-    deadline: Millis,
+    pub(crate) deadline: Millis,
 }
 
 impl Queued {
@@ -68,10 +71,6 @@ impl Waiting {
         self.queue.is_empty()
     }
 
-    pub(crate) fn contains(&self, request_id: RequestId) -> bool {
-        self.arrivals.contains_key(&request_id)
-    }
-
     /// The nearest deadline.
     pub(crate) fn next_tick(&self) -> Option<Millis> {
         let first = self.deadlines.first();
@@ -80,20 +79,21 @@ impl Waiting {
             .filter(|&deadline| deadline < Millis::NEVER)
     }
 
-    /// Admits or refuses a request that is not known yet. `has_place` says that it would be dispatched at once, which no bound of the
-    /// queue forbids.
+    /// Admits or refuses a request that is not known yet. One that an idle replica takes at once is forbidden by no bound of the queue.
     pub(crate) fn submit(
         &mut self,
         now: Millis,
-        queued: NewRequest,
-        has_place: bool,
+        queued: Queued,
+        replicas: &Replicas,
         actions: &mut Vec<Action>,
     ) {
-        let NewRequest {
-            request_id,
-            deadline,
-            key,
+        let Queued {
+            request_id, deadline, ..
         } = queued;
+        if self.arrivals.contains_key(&request_id) || replicas.contains(request_id) {
+            return;
+        }
+        let has_place = replicas.freest(|_| true).is_some();
         let n_queued = self.queue.len();
         let refusal = if self.phase != Phase::Open {
             Some(EndReason::Closed)
@@ -111,15 +111,10 @@ impl Waiting {
         }
         let arrival = self.n_arrived;
         self.n_arrived += 1;
-        let queued = Queued {
-            request_id,
-            key,
-            deadline,
-        };
-        self.queue.insert(arrival, queued);
         self.deadlines.insert((deadline, arrival));
-        self.keys.insert((key, arrival));
+        self.keys.insert((queued.key, arrival));
         self.arrivals.insert(request_id, arrival);
+        self.queue.insert(arrival, queued);
         actions.push(Action::Admitted {
             request_id,
             n_ahead: n_queued,
@@ -187,12 +182,4 @@ impl Waiting {
         self.arrivals.remove(&queued.request_id);
         Some(queued)
     }
-}
-
-/// A request that asks to be admitted.
-#[derive(Debug)]
-pub(crate) struct NewRequest {
-    pub(crate) request_id: RequestId,
-    pub(crate) deadline: Millis,
-    pub(crate) key: BatchKey,
 }
