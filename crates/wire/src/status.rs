@@ -32,36 +32,6 @@ pub struct WorkerStatus {
     pub memory: WorkerMemory,
 }
 
-impl WorkerStatus {
-    /// The reply's bytes.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        crate::codec::body(self)
-    }
-
-    /// The status in a reply.
-    ///
-    /// # Errors
-    /// The bytes are no status.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
-        crate::codec::decode("worker status", bytes)
-    }
-}
-
-impl WorkerMemory {
-    /// The reply's bytes.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        crate::codec::body(self)
-    }
-
-    /// The memory in a reply.
-    ///
-    /// # Errors
-    /// The bytes are no such reply.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
-        crate::codec::decode("worker memory", bytes)
-    }
-}
-
 /// A piece of what a rank does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
@@ -183,32 +153,28 @@ pub struct Profile {
     pub n_dropped: u64,
 }
 
-impl RankProgress {
-    /// The reply's bytes.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        crate::codec::body(self)
-    }
+macro_rules! replies {
+    ($($name:ident: $what:literal,)+) => {
+        $(impl $name {
+            /// The reply's bytes.
+            pub fn to_bytes(&self) -> Vec<u8> {
+                crate::codec::body(self)
+            }
 
-    /// The progress in a reply.
-    ///
-    /// # Errors
-    /// The bytes are no such reply.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
-        crate::codec::decode("worker progress", bytes)
-    }
+            #[doc = concat!("The ", $what, " in a reply.")]
+            ///
+            /// # Errors
+            /// The bytes are no such reply.
+            pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
+                crate::codec::decode($what, bytes)
+            }
+        })+
+    };
 }
 
-impl Profile {
-    /// The reply's bytes.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        crate::codec::body(self)
-    }
-
-    /// The profile in a reply.
-    ///
-    /// # Errors
-    /// The bytes are no such reply.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
-        crate::codec::decode("worker profile", bytes)
-    }
+replies! {
+    WorkerMemory: "worker memory",
+    WorkerStatus: "worker status",
+    RankProgress: "worker progress",
+    Profile: "worker profile",
 }
