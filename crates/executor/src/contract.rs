@@ -58,7 +58,8 @@ pub trait Executor: Send + Sync + fmt::Debug {
     /// The first cause, once the world has failed.
     fn failure(&self) -> Option<Failure>;
 
-    /// Runs `callback` once when the world fails; at once if it already has.
+    /// Runs `callback` once when the world fails; at once if it already has. It must return soon: the workers that are left are ended
+    /// after it.
     fn on_failure(&self, callback: Box<dyn FnOnce(&Failure) + Send>);
 
     /// Ends the world: graceful, then TERM, then KILL, all within `budget`. Idempotent; every caller gets the same report.
