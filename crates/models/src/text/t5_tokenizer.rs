@@ -136,22 +136,7 @@ impl T5Tokenizer {
 
     /// Cuts or pads what [`T5Tokenizer::encode`] gave to `len >= 1` ids.
     pub(crate) fn fit(&self, ids: &[u32], len: usize) -> Fitted {
-        if ids.len() <= len {
-            let mut fitted = ids.to_vec();
-            fitted.resize(len, self.pad);
-            return Fitted {
-                ids: fitted,
-                cut: None,
-            };
-        }
-        let n_kept = len.saturating_sub(1);
-        let mut fitted = ids[..n_kept].to_vec();
-        fitted.push(self.eos);
-        let cut = self.decode(&ids[n_kept..ids.len() - 1]);
-        Fitted {
-            ids: fitted,
-            cut: Some(cut),
-        }
+        Fitted::new(ids, len, self.eos, self.pad, |cut| self.decode(cut))
     }
 
     /// Text of ids, for messages.

@@ -68,6 +68,34 @@ pub(crate) struct Fitted {
     pub(crate) cut: Option<String>,
 }
 
+impl Fitted {
+    /// Pads `ids`, the last of which is `eos`, to `len >= 1`; or cuts them so that they end with `eos` all the same. `text_of` decodes
+    /// what is cut off.
+    pub(super) fn new(
+        ids: &[u32],
+        len: usize,
+        eos: u32,
+        pad: u32,
+        text_of: impl FnOnce(&[u32]) -> String,
+    ) -> Self {
+        let mut fitted = ids.to_vec();
+        if ids.len() <= len {
+            fitted.resize(len, pad);
+            return Self {
+                ids: fitted,
+                cut: None,
+            };
+        }
+        let n_kept = len.saturating_sub(1);
+        fitted.truncate(n_kept);
+        fitted.push(eos);
+        Self {
+            ids: fitted,
+            cut: Some(text_of(&ids[n_kept..ids.len() - 1])),
+        }
+    }
+}
+
 impl ClipTokenizer {
     /// Reads the files of the tokenizer `component`: `tokenizer_config.json`, and `tokenizer.json` or else `vocab.json` and `merges.txt`.
     ///
@@ -177,21 +205,7 @@ impl ClipTokenizer {
 
     /// Cuts or pads what [`ClipTokenizer::encode`] gave to `len >= 2` ids.
     pub(crate) fn fit(&self, ids: &[u32], len: usize) -> Fitted {
-        if ids.len() <= len {
-            let mut fitted = ids.to_vec();
-            fitted.resize(len, self.pad);
-            return Fitted {
-                ids: fitted,
-                cut: None,
-            };
-        }
-        let mut fitted = ids[..len - 1].to_vec();
-        fitted.push(self.eos);
-        let cut = self.decode(&ids[len - 1..ids.len() - 1]);
-        Fitted {
-            ids: fitted,
-            cut: Some(cut),
-        }
+        Fitted::new(ids, len, self.eos, self.pad, |cut| self.decode(cut))
     }
 
     /// Text of ids, for messages.
