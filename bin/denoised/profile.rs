@@ -4,14 +4,14 @@
 
 use crate::error::Error;
 use crate::{interrupt, output};
-use denoised_executor::{Executor, MethodCall};
-use denoised_types::{Failure, FailureCode, Mode, RequestId};
+use denoised_executor::{Executor, status};
+use denoised_types::{Mode, RequestId};
 use denoised_wire::{Profile, Span, Work};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time for the workers to begin or to hand over. They answer while they compute.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
@@ -46,8 +46,7 @@ impl Recording {
     /// A worker did not answer, or has no such method.
     pub(crate) fn start(path: Option<&Path>, executor: &Arc<dyn Executor>) -> Result<Option<Self>, Error> {
         let Some(path) = path else { return Ok(None) };
-        let deadline = Instant::now() + CALL_LIMIT;
-        executor.call(&MethodCall::new("profile_start", b"", deadline))?;
+        status::profile_start(executor.as_ref(), CALL_LIMIT)?;
         Ok(Some(Self {
             executor: Arc::clone(executor),
             path: path.to_owned(),
@@ -64,23 +63,14 @@ impl Recording {
         } else {
             CALL_LIMIT
         };
-        let deadline = Instant::now() + limit;
-        let replies = self
-            .executor
-            .call(&MethodCall::new("profile_stop", b"", deadline))?;
-        let mut profiles = Vec::with_capacity(replies.len());
-        for reply in replies {
-            let profile = Profile::from_bytes(&reply.bytes).map_err(|error| {
-                Failure::new(FailureCode::Protocol, error.to_string()).on_rank(reply.rank)
-            })?;
-            if profile.n_dropped > 0 {
-                tracing::warn!(
-                    "rank {}: the profile lacks {} spans that found no room",
-                    profile.rank,
-                    profile.n_dropped
-                );
-            }
-            profiles.push(profile);
+        let profiles = status::profile_stop(self.executor.as_ref(), limit)?;
+        let profiles: Vec<Profile> = profiles.into_iter().map(|(_, profile)| profile).collect();
+        for profile in profiles.iter().filter(|profile| profile.n_dropped > 0) {
+            tracing::warn!(
+                "rank {}: the profile lacks {} spans that found no room",
+                profile.rank,
+                profile.n_dropped
+            );
         }
         let document = document(&profiles);
         output::write_file(&self.path, |file| {
