@@ -10,7 +10,8 @@
 //! R4. Dropping a [`RequestHandle`] cancels; dropping the last [`EngineHandle`] closes.
 //!
 //! How requests run is the policy's choice: [`RequestPolicy`] gives a worker whole generations, one or several of a kind at a time;
-//! [`StepPolicy`] one step of everything it has begun, so that requests join and leave at any step. [`policy`] picks by name of mode.
+//! [`StepPolicy`] one step of everything it has begun, so that requests join and leave at any step. [`policy()`] picks by mode; one of
+//! your own implements [`Policy`] with what is in [`scheduler`].
 //!
 //! # Example
 //!
@@ -62,6 +63,8 @@ mod simulation;
 pub use denoised_executor::{
     Executor, ExecutorError, Health, MethodCall, Output, RankReply, Ranks, ShutdownReport, WorldInfo,
 };
+/// What a policy of one's own is written with: [`Policy`], and the events it is told and the actions it answers with.
+pub use denoised_scheduler as scheduler;
 pub use denoised_scheduler::{Policy, RequestPolicy, StepPolicy, policy};
 pub use metrics::Stats;
 pub use request::{RequestEvent, RequestHandle};

@@ -113,7 +113,7 @@ impl ExecutorRegistry {
     /// Adds an executor.
     ///
     /// # Errors
-    /// [`RegistryError::Clash`]: the name is taken, or kept for an executor of a later version.
+    /// [`RegistryError::Clash`]: the name is taken. Names that are known but not there ([`RegistryError::Absent`]) are free.
     pub fn register(
         &mut self,
         name: &str,

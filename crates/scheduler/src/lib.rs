@@ -11,7 +11,8 @@
 //!     step. In step mode a wave that only gives requests up may follow a close.
 //! R5. An event about something unknown changes nothing: a late or doubled report is harmless.
 //!
-//! A new policy is a new file beside `request` and `step`, and a line in `tests/histories.rs`.
+//! A new policy is a new file beside `request` and `step`, and a test in `tests/histories.rs` that runs histories of it. One outside
+//! needs nothing but what is public here (`denoised_engine::scheduler` to those who embed).
 #![forbid(unsafe_code)]
 
 mod request;

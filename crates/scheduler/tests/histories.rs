@@ -484,13 +484,18 @@ struct Totals {
     n_waves: u64,
 }
 
+/// Makes a policy from `max_queued` and `max_batch`.
+type Make = dyn Fn(usize, usize) -> Box<dyn Policy>;
+
 /// One history, checked after every event, and then brought to an end.
-fn run_history(seed: u64, n_events: usize, mode: Mode) -> Totals {
+fn run_history(seed: u64, n_events: usize, make: &Make) -> Totals {
     let mut random = Random(seed);
     let max_queued = [0, 1, 3, 16, 200][random.below(5) as usize];
     let max_batch = [1, 2, 3, 8][random.below(4) as usize];
+    let policy = make(max_queued, max_batch);
+    let mode = policy.mode();
     let mut watched = Watched {
-        policy: policy(mode, max_queued, max_batch).unwrap(),
+        policy,
         books: Books::new(mode, max_queued, max_batch),
         n_events: 0,
     };
@@ -530,10 +535,12 @@ fn run_history(seed: u64, n_events: usize, mode: Mode) -> Totals {
     clippy::print_stderr,
     reason = "a failing seed must be seen to be replayed, and the totals say what was covered"
 )]
-fn run_histories(n_seeds: u64, n_events: usize, mode: Mode) {
+fn run_histories(n_seeds: u64, n_events: usize, make: &Make) {
+    let name = format!("{:?}", make(1, 1));
+    let name = name.split(' ').next().unwrap_or_default();
     let mut totals = Totals::default();
     for seed in 0..n_seeds {
-        let run = std::panic::AssertUnwindSafe(|| run_history(seed, n_events, mode));
+        let run = std::panic::AssertUnwindSafe(|| run_history(seed, n_events, make));
         match std::panic::catch_unwind(run) {
             Ok(Totals {
                 n_events,
@@ -545,23 +552,27 @@ fn run_histories(n_seeds: u64, n_events: usize, mode: Mode) {
                 totals.n_waves += n_waves;
             }
             Err(cause) => {
-                eprintln!("the history of seed {seed} in mode {mode:?} broke a rule");
+                eprintln!("{name} broke a rule in the history of seed {seed}");
                 std::panic::resume_unwind(cause);
             }
         }
     }
-    eprintln!("{mode:?}: {totals:?}");
+    eprintln!("{name}: {totals:?}");
     assert!(totals.n_waves > totals.n_requests / 10, "{totals:?}");
 }
 
 #[test]
 fn request_policy_keeps_the_rules_in_random_histories() {
-    run_histories(1000, 500, Mode::Request);
+    run_histories(1000, 500, &|max_queued, max_batch| {
+        policy(Mode::Request, max_queued, max_batch).unwrap()
+    });
 }
 
 #[test]
 fn step_policy_keeps_the_rules_in_random_histories() {
-    run_histories(1000, 500, Mode::Step);
+    run_histories(1000, 500, &|max_queued, max_batch| {
+        policy(Mode::Step, max_queued, max_batch).unwrap()
+    });
 }
 
 /// A stream of requests of one key never keeps one of another key from its turn.

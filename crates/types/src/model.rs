@@ -34,7 +34,8 @@ pub struct ModelInfo {
     pub default_n_steps: u32,
     /// Guidance when none is asked for.
     pub default_guidance: f32,
-    /// Sampler names this model takes, the default first.
+    /// Sampler names this model takes. The first is what it uses when none is asked for, unless the checkpoint was made for a scheduler
+    /// that this version does not have: a request must name a sampler then, and is refused with that scheduler's class otherwise.
     pub samplers: Vec<String>,
     /// Bytes of all weights in the files.
     pub checkpoint_bytes: u64,

@@ -54,7 +54,7 @@ pub struct Resolved {
     pub warnings: Vec<String>,
 }
 
-/// Durations inside the worker, in milliseconds.
+/// Durations inside the worker, in milliseconds, as the request saw them: work that was shared with others counts whole for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseTimes {
     /// Prompt encoding.
