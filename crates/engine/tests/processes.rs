@@ -5,7 +5,7 @@ use denoised_engine::{
 };
 use denoised_executor::MpExecutor;
 use denoised_testkit::{
-    process::{be_a_scripted_worker, is_running, kill, options},
+    process::{be_a_scripted_worker, is_running, kill, options, stop},
     script::{At, Script, What, picture, request},
     watchdog::Watchdog,
 };
@@ -243,7 +243,7 @@ fn close_stopped(mode: Mode) {
     for handle in &mut handles[..2] {
         assert!(handle.any(|event| matches!(event, RequestEvent::Step { .. })));
     }
-    kill("STOP", &pids);
+    stop(&pids);
     handles.iter().for_each(|handle| handle.cancel());
     let begin = Instant::now();
     let report = engine.close(Duration::from_secs(2));

@@ -7,7 +7,7 @@ use denoised_executor::{
 use denoised_link::{INHERITED_NAME, WorkerEnd, attach};
 use denoised_os::{Deadline, child::inherited_fd, socket::Channel};
 use denoised_testkit::{
-    process::{be_a_scripted_worker, eventually, is_running, is_worker, kill, options},
+    process::{be_a_scripted_worker, eventually, is_running, is_worker, kill, options, stop},
     script::{At, Script, What, request, scripted_registry, wave},
     watchdog::Watchdog,
 };
@@ -718,7 +718,7 @@ fn a_frozen_worker_is_unhealthy_misses_deadlines_and_is_killed() {
     let _watchdog = watchdog("frozen");
     let executor = start(options(2, &Script::with_steps_of(1)));
     let pids = executor.world().pids;
-    kill("STOP", &pids[1..]);
+    stop(&pids[1..]);
     // All of its threads stop some time after the signal.
     assert!(eventually(soon(), || {
         let health = executor.health(Duration::from_millis(200));

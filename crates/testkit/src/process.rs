@@ -98,14 +98,40 @@ pub fn kill(signal: &str, pids: &[u32]) {
         .expect("the shell is ours to wait for");
 }
 
+/// Stops processes, and waits until each of their threads has stopped, which is some time after the signal.
+///
+/// # Panics
+/// One does not stop within a minute.
+pub fn stop(pids: &[u32]) {
+    kill("STOP", pids);
+    let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("stat")));
+        // A thread that has ended meanwhile does nothing either.
+        stat.map_or(true, |stat| state_in(&stat) == Some('T'))
+    };
+    for pid in pids {
+        let all_stopped = || {
+            let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+            threads.is_ok_and(|mut threads| threads.all(is_stopped))
+        };
+        assert!(
+            eventually(Duration::from_secs(60), all_stopped),
+            "process {pid} goes on"
+        );
+    }
+}
+
+/// The state in the text of a `stat` file: it follows the program's name in parentheses.
+fn state_in(stat: &str) -> Option<char> {
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
 /// Whether a process with this id runs (a zombie does not).
 pub fn is_running(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    // The state follows the program's name in parentheses.
-    stat.rsplit_once(')')
-        .is_some_and(|(_, rest)| !matches!(rest.trim_start().chars().next(), Some('Z' | 'X')))
+    state_in(&stat).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Waits until `condition` holds; false after `limit`.

@@ -128,7 +128,7 @@ fn t3_a_full_ring_shares_the_budget_of_its_call() {
     let executor = start_with(options);
     let pid = executor.world().pids[0];
     // A stopped process reads nothing; it is alive, so nobody is evicted.
-    kill("STOP", &[pid]);
+    stop(&[pid]);
     let begin = Instant::now();
     let budget = Duration::from_millis(1000);
     let mut n_sent = 0;
@@ -183,7 +183,7 @@ fn t3_waiting_for_room_and_for_the_answer_share_one_budget() {
     // On a busy machine a try may take longer than it should, but not each of them; with a budget for each wait all would.
     let mut takes = Vec::new();
     for _ in 0..5 {
-        kill("STOP", &pids);
+        stop(&pids);
         fill();
         let took = std::thread::scope(|scope| {
             scope.spawn(|| {

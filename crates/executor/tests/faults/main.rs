@@ -32,7 +32,8 @@ use denoised_executor::{
 use denoised_os::{child::ExitStatus, process::cpu_time_ns, process::memory_of, signal::Signal};
 use denoised_testkit::{
     process::{
-        be_a_worker, eventually, is_running, kill, links_of, options, sockets_of, this_test_again, wait_for,
+        be_a_worker, eventually, is_running, kill, links_of, options, sockets_of, stop, this_test_again,
+        wait_for,
     },
     script::{At, Script, What, picture, request, wave},
     watchdog::Watchdog,

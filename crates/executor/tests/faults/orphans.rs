@@ -95,7 +95,7 @@ fn o1_also_holds_for_stopped_workers() {
     for role in ["idle", "busy"] {
         let folder = tempfile::tempdir().unwrap();
         let (supervisor, pids) = supervisor(role, folder.path());
-        kill("STOP", &pids);
+        stop(&pids);
         supervisor.signal(Signal::KILL).unwrap();
         assert_eq!(wait_for(&supervisor, soon()), ExitStatus::Signal(Signal::KILL));
         assert!(
@@ -166,7 +166,7 @@ fn o7_a_shutdown_spares_children_it_did_not_start() {
     let pids = executor.world().pids;
     // One is dead already, one ends when it is told to, and one needs every means.
     kill("KILL", &pids[..1]);
-    kill("STOP", &pids[1..2]);
+    stop(&pids[1..2]);
     executor.shutdown(Duration::from_secs(1));
     assert!(pids.iter().all(|pid| !is_running(*pid)));
     drop(executor);

@@ -141,7 +141,7 @@ fn a_sender_that_waits_for_a_dead_rank_is_released() {
     let executor = start_with(options);
     let executor = &executor;
     let pid = executor.world().pids[1];
-    kill("STOP", &[pid]);
+    stop(&[pid]);
     std::thread::scope(|scope| {
         let sender = scope.spawn(move || {
             let mut id = 0;

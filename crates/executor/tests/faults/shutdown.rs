@@ -117,7 +117,7 @@ fn a_shutdown_ends_stopped_workers_within_its_budget() {
     for budget in [Duration::ZERO, Duration::from_secs(1)] {
         let executor = start(2, &Script::default());
         let pids = executor.world().pids;
-        kill("STOP", &pids);
+        stop(&pids);
         let begin = Instant::now();
         let report = executor.shutdown(budget);
         // KILL has half a second of its own; the rest is for a loaded machine.
