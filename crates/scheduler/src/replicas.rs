@@ -57,6 +57,11 @@ impl Replicas {
         }
     }
 
+    /// How many residents nobody has cancelled, and how many replicas are up.
+    pub(crate) fn n_wanted(&self) -> (usize, usize) {
+        (self.up.values().map(Replica::n_wanted).sum(), self.up.len())
+    }
+
     pub(crate) fn contains(&self, request_id: RequestId) -> bool {
         self.homes.contains_key(&request_id)
     }

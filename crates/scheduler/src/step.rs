@@ -4,12 +4,13 @@
 //! in which they joined and, while places are free, requests that waited. A cancelled resident is in no further step: the next wave
 //! says that it is given up, even if there is nothing else to say, and so do later ones until its end was reported.
 //!
-//! `max_batch` counts the requests that a replica computes in one wave, whatever their keys: it bounds the state that workers keep.
+//! `max_batch` counts the requests that a replica computes in one wave, whatever their keys: it bounds the state that workers keep. Nor
+//! does a replica take more than its share of all that waits and runs: what it leaves, another takes after the step that it is at.
 //! Residents of unequal keys cost a forward per key, so the free places of a wave go
 //!
 //! 1. to the oldest waiting request, whatever its key, so that none is passed over by a wave that has a place;
 //! 2. then to waiting requests with the key of somebody on that replica, in order of arrival;
-//! 3. then to the others in order of arrival: a place never stays free while somebody waits.
+//! 3. then to the others in order of arrival: no place within the share stays free while somebody waits.
 //!
 //! Of several idle replicas the one with the fewest residents takes a request (then the least recently used, then the lowest index).
 
@@ -41,11 +42,18 @@ impl StepPolicy {
         }
     }
 
+    /// How many requests each replica would have if all that wait and run were dealt out evenly.
+    fn share(&self) -> usize {
+        let (n_wanted, n_replicas) = self.replicas.n_wanted();
+        (n_wanted + self.waiting.len()).div_ceil(n_replicas.max(1))
+    }
+
     /// Who joins the next wave of a replica; see the module's head.
     fn take_joining(&mut self, residents: &[Resident]) -> Vec<Resident> {
         let wanted = residents.iter().filter(|resident| !resident.is_cancelled);
         let mut keys: BTreeSet<BatchKey> = wanted.clone().map(|resident| resident.key).collect();
-        let n_places = self.max_batch.get().saturating_sub(wanted.count());
+        let n_most = self.max_batch.get().min(self.share());
+        let n_places = n_most.saturating_sub(wanted.count());
         let mut joining = Vec::new();
         while joining.len() < n_places {
             let alike = match joining.is_empty() {
@@ -258,6 +266,24 @@ mod tests {
         wave_done(&mut policy, 3);
         // Both are empty; the one that was used longest ago is first.
         assert_eq!(submit(&mut policy, 4, 0)[1..], [dispatch(4, R0, &[4], &[])]);
+    }
+
+    #[test]
+    fn what_waits_is_dealt_out_evenly() {
+        let mut policy = policy(8, 8, 2);
+        for id in 1..=6 {
+            submit(&mut policy, id, 0);
+        }
+        // Six requests on two replicas are three each, whichever ends its step first.
+        assert_eq!(wave_done(&mut policy, 1), [dispatch(3, R0, &[1, 3, 4], &[])]);
+        assert_eq!(wave_done(&mut policy, 3), [dispatch(4, R0, &[1, 3, 4], &[])]);
+        assert_eq!(wave_done(&mut policy, 2), [dispatch(5, R1, &[2, 5, 6], &[])]);
+        // What is alone on a replica is not held back by what ends elsewhere.
+        for id in [2, 5, 6] {
+            member_done(&mut policy, id);
+        }
+        assert_eq!(wave_done(&mut policy, 5), []);
+        assert_eq!(submit(&mut policy, 7, 0)[1..], [dispatch(6, R1, &[7], &[])]);
     }
 
     #[test]

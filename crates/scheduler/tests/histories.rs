@@ -262,7 +262,19 @@ impl Books {
         let mut keys: BTreeSet<BatchKey> = residents.iter().map(|id| self.keys[id]).collect();
         let mut waiting = self.order.clone();
         let mut joining = Vec::new();
-        while residents.len() + joining.len() < self.max_batch && !waiting.is_empty() {
+        let n_running: usize = self
+            .replicas
+            .values()
+            .map(|replica| self.wanted(replica).len())
+            .sum();
+        let n_most = match self.mode {
+            Mode::Request => self.max_batch,
+            Mode::Step => {
+                let share = (n_running + waiting.len()).div_ceil(self.replicas.len());
+                self.max_batch.min(share)
+            }
+        };
+        while residents.len() + joining.len() < n_most && !waiting.is_empty() {
             let alike = waiting.iter().position(|id| keys.contains(&self.keys[id]));
             let next = match (self.mode, joining.is_empty(), alike) {
                 // The oldest always makes progress.
