@@ -32,14 +32,7 @@ impl Progress {
 
     /// A worker went on with its start.
     pub(crate) fn phase(&self, rank: Rank, phase: &StartPhase) {
-        let percent = match *phase {
-            StartPhase::PreparingWeights {
-                done_bytes,
-                total_bytes,
-            } if total_bytes > 0 => format!(" {} %", done_bytes.saturating_mul(100) / total_bytes),
-            _ => String::new(),
-        };
-        self.0.set_message(format!("worker {rank}: {phase}{percent}"));
+        self.0.set_message(format!("worker {rank}: {phase}"));
     }
 
     /// The workers are ready; pictures are computed from here on.
@@ -92,7 +85,7 @@ mod tests {
             total_bytes: 3,
         };
         progress.phase(Rank(1), &phase);
-        assert_eq!(progress.0.message(), "worker 1: preparing weights 33 %");
+        assert_eq!(progress.0.message(), "worker 1: preparing weights, 33 % done");
         progress.begin_pictures();
         progress.steps(3, 20, "picture 1 of 1".to_owned());
         assert_eq!(progress.0.position(), 3);

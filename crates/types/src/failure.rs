@@ -57,6 +57,12 @@ impl FailureCode {
     }
 }
 
+impl fmt::Display for FailureCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
 /// One failure: what, where and why, ready to be shown to a person.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct Failure {
@@ -131,6 +137,13 @@ pub enum ExitCode {
     NoDevice = 7,
     /// Interrupted by a signal (as shells report SIGINT).
     Interrupted = 130,
+}
+
+/// What `main` may return.
+impl From<ExitCode> for std::process::ExitCode {
+    fn from(code: ExitCode) -> Self {
+        Self::from(code as u8)
+    }
 }
 
 impl From<FailureCode> for ExitCode {

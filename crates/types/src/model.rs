@@ -19,6 +19,19 @@ pub struct WorkerConfig {
     pub warm_up: bool,
 }
 
+impl WorkerConfig {
+    /// The checkpoint in this folder in f32 on the CPU, on as many threads as there is room for, warmed up.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            device: "cpu".to_owned(),
+            dtype: "f32".to_owned(),
+            n_threads: None,
+            warm_up: true,
+        }
+    }
+}
+
 /// What a checkpoint is, as its files say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelInfo {

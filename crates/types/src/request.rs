@@ -74,6 +74,7 @@ pub struct Adapter {
 
 /// What a request returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Capture {
     /// The 8-bit picture.
     #[default]
@@ -85,6 +86,7 @@ pub enum Capture {
 
 /// How a wave runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// A wave runs whole generations.
     #[default]
@@ -95,6 +97,7 @@ pub enum Mode {
 
 /// Element type of a [`NamedTensor`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum TensorDType {
     /// 32-bit float.
     F32,

@@ -30,12 +30,20 @@ pub enum StartPhase {
 
 impl std::fmt::Display for StartPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
+        match *self {
             Self::Spawned => f.write_str("spawning"),
             Self::Attached => f.write_str("attaching"),
             Self::OpeningDevice => f.write_str("opening the device"),
             Self::ReadingModel => f.write_str("reading the model"),
-            Self::PreparingWeights { .. } => f.write_str("preparing weights"),
+            Self::PreparingWeights { total_bytes: 0, .. } => f.write_str("preparing weights"),
+            Self::PreparingWeights {
+                done_bytes,
+                total_bytes,
+            } => {
+                // Any numbers may come from a worker.
+                let percent = u128::from(done_bytes) * 100 / u128::from(total_bytes);
+                write!(f, "preparing weights, {percent} % done")
+            }
             Self::WarmingUp => f.write_str("warming up"),
             Self::Ready => f.write_str("ready"),
         }

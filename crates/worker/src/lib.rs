@@ -45,12 +45,13 @@
 //!     // A program that is only a worker calls `run` first thing. One that is a supervisor too asks first:
 //!     // its executor starts it again with `WORKER_ARG` as the first argument.
 //!     if denoised_worker::is_worker_invocation() {
-//!         return Ok(std::process::ExitCode::from(denoised_worker::run(registry()?) as u8));
+//!         return Ok(denoised_worker::run(registry()?).into());
 //!     }
 //!     Ok(std::process::ExitCode::SUCCESS)
 //! }
 //! ```
-//! The same worker on a thread of the supervisor: hand the worker end of `denoised_link::local_link` and the registry to [`serve`].
+//! The same worker on a thread of the supervisor: `UniExecutor` and `ExecutorRegistry` (`denoised_executor`) take a function that hands
+//! its argument and the registry to [`serve`].
 //!
 //! # A program of your own
 //! In place of the pipeline: whatever turns requests into pictures. [`Registry::new`] takes what starts it.
