@@ -1,6 +1,7 @@
 //! sentencepiece's model file (`spiece.model`): a protobuf message `ModelProto`, read as far as transformers reads it.
 //!
-//! R1. Whatever the bytes, the reader ends, allocates no more than what the file holds, and says at which byte it is wrong.
+//! R1. Whatever the bytes, the reader ends, allocates no more than what the file holds and [`PIECE_LIMIT`] pieces take, and says at
+//!     which byte it is wrong.
 
 /// What a piece is for (`ModelProto.SentencePiece.Type`), as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub(super) struct SentencePieceModel {
     pub(super) charsmap: Vec<u8>,
 }
 
+/// Published ones have up to 250 thousand pieces; an empty one takes two bytes of a file.
+const PIECE_LIMIT: usize = 1 << 20;
 /// `TrainerSpec.ModelType.UNIGRAM`.
 const UNIGRAM: u64 = 1;
 
@@ -46,6 +49,9 @@ impl SentencePieceModel {
         let mut kind = UNIGRAM;
         for_each_field(bytes, 0, |number, at, value| {
             match (number, value) {
+                (1, Value::Bytes(_)) if model.pieces.len() == PIECE_LIMIT => {
+                    return Err(format!("piece {PIECE_LIMIT} at byte {at} is one too many"));
+                }
                 (1, Value::Bytes(piece)) => model.pieces.push(read_piece(piece, at)?),
                 (2, Value::Bytes(trainer)) => for_each_field(trainer, at, |number, _, value| {
                     if let (3, Value::Varint(found)) = (number, value) {
@@ -205,6 +211,10 @@ mod tests {
             (b"\x08\x01", "field 1 at byte 1 is no message"),
             (b"\x0a\x03\x0a\x01\xff", "at byte 4 is no UTF-8"),
             (b"\x12\x02\x18\x02", "model type is 2"),
+            (
+                &b"\x0a\x00".repeat(PIECE_LIMIT + 1),
+                "piece 1048576 at byte 2097154",
+            ),
             (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "at byte 0"),
         ] {
             let error = SentencePieceModel::parse(bytes).expect_err("it is damaged");
