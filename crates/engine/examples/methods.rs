@@ -59,7 +59,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     if is_worker_invocation() {
         return Ok(run(registry()?).into());
     }
-    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/models/demo/emoji-dit");
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/emoji-dit");
     let config = WorkerConfig::new(std::env::args().nth(1).unwrap_or_else(|| demo.to_owned()));
     let executor = MpExecutor::start(MpOptions::new(2, config), &mut |_, _| {})?;
     let engine = Engine::start(

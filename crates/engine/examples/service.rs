@@ -35,7 +35,7 @@ fn main() -> std::process::ExitCode {
 
 fn service() -> Result<(), Failure> {
     let mut args = std::env::args().skip(1);
-    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/models/demo/emoji-dit");
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/emoji-dit");
     let config = WorkerConfig::new(args.next().unwrap_or_else(|| demo.to_owned()));
     // What a worker on a thread does; those of `mp` are processes that call `run`.
     let executors = ExecutorRegistry::new(|end| {
