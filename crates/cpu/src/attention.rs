@@ -2,7 +2,10 @@
 //!
 //! Scores are computed with keys as the rows of a micro-tile and [`Simd::NR`] queries as its columns. Maxima, exponentials and sums
 //! are then operations on lanes, and the tile of probabilities is already the packed right-hand side of the second product. Keys and
-//! values are packed once per head, to strips like those of a product; `scale * log2(e)` is folded into the queries.
+//! values are packed once per head, to strips like those of a product.
+//!
+//! Scores keep their products' digits: they are scaled after the largest has been subtracted, on the way to `2^x`. Scaling queries
+//! instead would save a multiplication and round every summand once more, and what is lost of a score is lost of its probability.
 //!
 //! R1. A query's result depends on its own row, the keys and values of its head and the number of keys: lanes do not mix, and keys are
 //!     taken in blocks of a length that the head's size alone determines.
@@ -201,7 +204,9 @@ impl Kernel for Attend {
                 .at(batch_idx * view.stride(0) + row_idx * view.stride(1) + head_idx * head_dim)
         };
 
-        let factor = S::splat(attention.scale * LOG2_E);
+        // What the logarithms' base and, unless the scores are scaled before, the scale leave to do once a maximum is subtracted.
+        let is_scaled_before = attention.bias.is_some() || attention.scale <= 0.0;
+        let factor = if is_scaled_before { LOG2_E } else { attention.scale * LOG2_E };
         for panel_idx in 0..n_panels {
             let panel = scratch.add(panel_idx * panel_len);
             for half in 0..2 {
@@ -225,7 +230,6 @@ impl Kernel for Attend {
             }
             let mut i = 0;
             while i < panel_len {
-                S::store(panel.add(i), S::mul(S::load(panel.add(i)), factor));
                 S::store(results.add(panel_idx * panel_len + i), S::splat(0.0));
                 i += S::LANES;
             }
@@ -276,12 +280,17 @@ impl Kernel for Attend {
                     fill_bias::<S>(start, bias.strides, (first_query, queries.1), n, bias_tile);
                     let mut i = 0;
                     while i < n * S::NR {
-                        let biased = S::mul_add(
-                            S::load(bias_tile.add(i)),
-                            S::splat(LOG2_E),
-                            S::load(scores.add(i)),
-                        );
+                        let score = S::load(scores.add(i));
+                        let biased =
+                            S::mul_add(score, S::splat(attention.scale), S::load(bias_tile.add(i)));
                         S::store(scores.add(i), biased);
+                        i += S::LANES;
+                    }
+                } else if is_scaled_before {
+                    let mut i = 0;
+                    while i < n * S::NR {
+                        let scaled = S::mul(S::load(scores.add(i)), S::splat(attention.scale));
+                        S::store(scores.add(i), scaled);
                         i += S::LANES;
                     }
                 }
@@ -296,7 +305,7 @@ impl Kernel for Attend {
                 let maxima = maxima.add(panel_idx * S::NR);
                 let sums = sums.add(panel_idx * S::NR);
                 let results = results.add(panel_idx * panel_len);
-                exponentials::<S>(scores, n, maxima, sums, results, head_dim);
+                exponentials::<S>(scores, n, factor, maxima, sums, results, head_dim);
                 let mut channel = 0;
                 while channel < head_dim {
                     let m = (head_dim - channel).min(S::MR);
@@ -383,16 +392,18 @@ unsafe fn fill_bias<S: Simd>(
     }
 }
 
-/// Turns `[n][NR]` scores into probabilities relative to the new maxima, and brings sums and results to those maxima.
+/// Turns `[n][NR]` scores, of base `2^(1/factor)`, into probabilities relative to the new maxima, and brings sums and results to those maxima.
 #[inline(always)]
 unsafe fn exponentials<S: Simd>(
     scores: *mut f32,
     n: usize,
+    factor: f32,
     maxima: *mut f32,
     sums: *mut f32,
     results: *mut f32,
     head_dim: usize,
 ) {
+    let factor = S::splat(factor);
     for half in 0..2 {
         let offset = half * S::LANES;
         let scores = scores.add(offset);
@@ -405,10 +416,11 @@ unsafe fn exponentials<S: Simd>(
         S::store(maxima.add(offset), new);
         // While only hidden keys were seen the maximum is -inf, and any finite number may stand for it.
         let new = S::select_less(new, S::splat(f32::MIN), S::splat(0.0), new);
-        let rescale = exp2::<S>(S::sub(old, new));
+        let rescale = exp2::<S>(S::mul(S::sub(old, new), factor));
         let mut sum = S::splat(0.0);
         for i in 0..n {
-            let probability = exp2::<S>(S::sub(S::load(scores.add(i * S::NR)), new));
+            let distance = S::sub(S::load(scores.add(i * S::NR)), new);
+            let probability = exp2::<S>(S::mul(distance, factor));
             sum = S::add(sum, probability);
             S::store(scores.add(i * S::NR), probability);
         }

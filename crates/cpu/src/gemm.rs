@@ -3,8 +3,9 @@
 //! Weights lie in panels of [`Simd::NR`] columns, `[n / NR][k][NR]`; the last panel is as wide as the columns left, rounded up to
 //! [`Simd::LANES`], padded with zeros. Activations are packed on the way to strips of [`Simd::MR`] rows, `[m / MR][k][MR]`.
 //!
-//! R1. Each element is one chain of fused multiply-adds from zero over ascending `k`, whatever tile, block or task it falls into:
-//!     its value depends on the row, the weights and the instruction set, and on nothing else.
+//! R1. Each element is a sum of chains: fused multiply-adds from zero over [`CHAIN`] steps of ascending `k`, the chains added in
+//!     their order, whatever tile, block or task the element falls into. Its value depends on the row, the weights and the
+//!     instruction set, and on nothing else.
 //! R2. A residual may lie where the output goes: partial sums wait in scratch, and an element is written right after its residual
 //!     has been read, by the same thread.
 //! R3. Tasks write disjoint parts of the output and own their thread's scratch.
@@ -184,7 +185,11 @@ pub(crate) unsafe fn store_up_to<S: Simd>(to: *mut f32, x: S::V, n: usize) {
     }
 }
 
-/// One micro-tile: `out[i][j] = initial[i][j] + sum_k a[k][i] b[k][j]` for `M` rows and `NV` vectors of columns.
+/// Steps of a chain of fused multiply-adds (R1). Rounding errors grow with a chain's length, so a product of depth 3000 comes out
+/// five times as exact as in one chain; shorter ones gain little more and cost loads and stores of the sums.
+pub(crate) const CHAIN: usize = 64;
+
+/// One micro-tile: `out[i][j] = initial[i][j] + sum_k a[k][i] b[k][j]` for `M` rows and `NV` vectors of columns, in chains (R1).
 #[derive(Clone, Copy)]
 struct Tile<const M: usize, const NV: usize> {
     depth: usize,
@@ -204,40 +209,46 @@ impl<const M: usize, const NV: usize> Kernel for Tile<M, NV> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let width = NV * S::LANES;
-        let mut sums = [[S::splat(0.0); NV]; M];
-        if !self.initial.is_null() {
+        let (mut a, mut b) = (self.a, self.b);
+        let (mut initial, mut depth) = (self.initial, self.depth);
+        loop {
+            let length = depth.min(CHAIN);
+            let mut sums = [[S::splat(0.0); NV]; M];
+            for _ in 0..length / 4 {
+                // Panels are read once per strip and come from the second cache or beyond.
+                for u in 0..4 {
+                    S::prefetch(b.wrapping_add(width * (16 + u)));
+                    if NV * S::LANES > 16 {
+                        S::prefetch(b.wrapping_add(width * (16 + u) + 16));
+                    }
+                }
+                S::prefetch(a.wrapping_add(S::MR * 32));
+                sums = rank_one::<S, M, NV>(sums, a, b);
+                sums = rank_one::<S, M, NV>(sums, a.add(S::MR), b.add(width));
+                sums = rank_one::<S, M, NV>(sums, a.add(2 * S::MR), b.add(2 * width));
+                sums = rank_one::<S, M, NV>(sums, a.add(3 * S::MR), b.add(3 * width));
+                a = a.add(4 * S::MR);
+                b = b.add(4 * width);
+            }
+            for _ in 0..length % 4 {
+                sums = rank_one::<S, M, NV>(sums, a, b);
+                a = a.add(S::MR);
+                b = b.add(width);
+            }
             for i in 0..M {
                 for j in 0..NV {
-                    sums[i][j] = S::load(self.initial.add(i * width + j * S::LANES));
+                    let offset = i * width + j * S::LANES;
+                    if !initial.is_null() {
+                        sums[i][j] = S::add(S::load(initial.add(offset)), sums[i][j]);
+                    }
+                    S::store(self.out.add(offset), sums[i][j]);
                 }
             }
-        }
-        let (mut a, mut b) = (self.a, self.b);
-        for _ in 0..self.depth / 4 {
-            // Panels are read once per strip and come from the second cache or beyond.
-            for u in 0..4 {
-                S::prefetch(b.wrapping_add(width * (16 + u)));
-                if NV * S::LANES > 16 {
-                    S::prefetch(b.wrapping_add(width * (16 + u) + 16));
-                }
+            depth -= length;
+            if depth == 0 {
+                break;
             }
-            S::prefetch(a.wrapping_add(S::MR * 32));
-            sums = rank_one::<S, M, NV>(sums, a, b);
-            sums = rank_one::<S, M, NV>(sums, a.add(S::MR), b.add(width));
-            sums = rank_one::<S, M, NV>(sums, a.add(2 * S::MR), b.add(2 * width));
-            sums = rank_one::<S, M, NV>(sums, a.add(3 * S::MR), b.add(3 * width));
-            a = a.add(4 * S::MR);
-            b = b.add(4 * width);
-        }
-        for _ in 0..self.depth % 4 {
-            sums = rank_one::<S, M, NV>(sums, a, b);
-            a = a.add(S::MR);
-            b = b.add(width);
-        }
-        for i in 0..M {
-            for j in 0..NV {
-                S::store(self.out.add(i * width + j * S::LANES), sums[i][j]);
-            }
+            initial = self.out.cast_const();
         }
     }
 }
@@ -315,9 +326,10 @@ pub(crate) unsafe fn pack_strip<S: Simd>(rows: &[*const f32; 16], len: usize, to
     }
 }
 
-/// How `k` is cut into blocks: equal depths of at most [`Simd::KC`]. By `k` alone (R1 does not even need that).
+/// How `k` is cut into blocks: about equal depths of at most [`Simd::KC`], in whole chains (R1).
 fn block_depth<S: Simd>(k: usize) -> usize {
-    k.div_ceil(k.div_ceil(S::KC)).next_multiple_of(4)
+    const { assert!(S::KC.is_multiple_of(CHAIN), "blocks end where chains end") };
+    k.div_ceil(k.div_ceil(S::KC)).next_multiple_of(CHAIN)
 }
 
 /// One task: rows `rows.0 .. rows.1` times panels `panels.0 .. panels.1`.
