@@ -180,11 +180,14 @@ fn t3_waiting_for_room_and_for_the_answer_share_one_budget() {
             return;
         }
     };
-    // On a busy machine a try may take longer than it should, but not each of them; with a budget for each wait all would.
+    // On a busy machine a try may take longer than it should, but not each of them; with a budget for each wait all would. A try
+    // in which the worker came to the call too late, and says so, tells nothing.
+    let is_in_time = |took: &Duration| *took < Duration::from_millis(1500);
     let mut takes = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..20 {
         stop(&pids);
         fill();
+        let mut is_refused = false;
         let took = std::thread::scope(|scope| {
             scope.spawn(|| {
                 // The ring is full for 0.8 s of the call's one second.
@@ -194,29 +197,26 @@ fn t3_waiting_for_room_and_for_the_answer_share_one_budget() {
             let begin = Instant::now();
             match executor.call(&MethodCall::new("sleep", b"1500", begin + budget)) {
                 Err(ExecutorError::Deadline { silent, .. }) => assert_eq!(silent, [Rank(0)]),
-                // A worker that came to it too late.
                 Err(ExecutorError::Rank { failure, .. }) => {
                     assert_eq!(failure.code, FailureCode::DeadlineExceeded);
+                    is_refused = true;
                 }
                 other => panic!("{other:?}"),
             }
             begin.elapsed()
         });
         assert!(took >= budget, "{took:?}");
-        takes.push(took);
         // What was in the ring, and the call that is late, are over before the next try.
         executor.call(&MethodCall::new("echo", b"", late())).unwrap();
-        if took < Duration::from_millis(1500) {
+        if !is_refused {
+            takes.push(took);
+        }
+        if takes.len() == 5 || takes.last().is_some_and(is_in_time) {
             break;
         }
     }
     println!("of 1 s: {takes:?}");
-    assert!(
-        takes
-            .last()
-            .is_some_and(|took| *took < Duration::from_millis(1500)),
-        "{takes:?}"
-    );
+    assert!(takes.last().is_some_and(is_in_time), "{takes:?}");
     assert_eq!(executor.failure(), None);
 }
 
