@@ -164,9 +164,9 @@ fn o7_a_shutdown_spares_children_it_did_not_start() {
         .unwrap();
     let executor = start(3, &Script::default());
     let pids = executor.world().pids;
-    // One is dead already, one ends when it is told to, and one needs every means.
-    kill("KILL", &pids[..1]);
+    // One needs every means, one is dead already (from then on the world is ended), and one ends when it is told to.
     stop(&pids[1..2]);
+    kill("KILL", &pids[..1]);
     executor.shutdown(Duration::from_secs(1));
     assert!(pids.iter().all(|pid| !is_running(*pid)));
     drop(executor);

@@ -146,7 +146,8 @@ pub fn k1_cancelled_requests_end_soon_and_the_next_starts(start: &StartFn) {
 pub fn a_cancel_may_overtake_its_wave(start: &StartFn) {
     let executor = start(&Script::with_steps_of(5));
     for round in 1..20 {
-        let first = (2 * round, request(round, 20));
+        // Five seconds if nobody stops it.
+        let first = (2 * round, request(round, 1000));
         executor
             .dispatch(
                 wave(round, &[0], &[first, (2 * round + 1, request(round, 1))]),
