@@ -1,7 +1,7 @@
 //! Starting worker processes, all or none.
 
 use crate::{
-    Capabilities, ExecutorError, MpOptions, WorldInfo,
+    Capabilities, ExecutorError, MpOptions, WorkerProgram, WorldInfo,
     keeper::Keeper,
     mp::Processes,
     stderr::{StderrTail, StderrThread},
@@ -75,6 +75,15 @@ struct Starting {
 
 /// Starts all ranks and waits for all of them together.
 pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<StartedWorld, ExecutorError> {
+    if is_this_process(&options.program) {
+        let text = "this process was started as a worker and would start workers without end; \
+                    `denoised_worker::run` must come first in its `main`";
+        return Err(undo(
+            options,
+            Vec::new(),
+            Failure::new(FailureCode::InvalidRequest, text),
+        ));
+    }
     let deadline = Deadline::after(options.start_limit);
     let no_thread = |error: std::io::Error| {
         let text = format!("cannot start a thread: {error}");
@@ -189,6 +198,12 @@ fn try_start(
         }
     }
     Ok((memory, epoch))
+}
+
+/// Whether the workers would be started just as this process was: they would do what it does, and start workers in turn.
+fn is_this_process(program: &WorkerProgram) -> bool {
+    let args = || program.args.iter().cloned();
+    program.path.is_none() && program.env.is_empty() && std::env::args_os().skip(1).eq(args())
 }
 
 fn spawn(options: &MpOptions, keeper: &Keeper) -> Result<(Child, BootChannel), Failure> {

@@ -150,6 +150,25 @@ fn a_program_that_cannot_be_started_is_an_error_with_its_path() {
     assert_eq!(cause.phase.as_deref(), Some("spawning"));
 }
 
+/// An embedder's `main` that does not ask whether it is a worker: every worker would start workers.
+#[test]
+fn a_process_that_was_started_as_a_worker_starts_no_workers() {
+    let _watchdog = watchdog("itself");
+    let mut itself = options(2, &Script::default());
+    itself.program.args = std::env::args_os().skip(1).collect();
+    let mut n_spawned = 0;
+    let ExecutorError::Start { cause, ranks, .. } =
+        MpExecutor::start(itself, &mut |_, _| n_spawned += 1).unwrap_err()
+    else {
+        panic!("another error")
+    };
+    assert_eq!(
+        (cause.code, ranks.len(), n_spawned),
+        (FailureCode::InvalidRequest, 0, 0)
+    );
+    assert!(cause.message.contains("without end"), "{cause}");
+}
+
 #[test]
 fn progress_shows_every_ranks_phases() {
     let _watchdog = watchdog("progress");
