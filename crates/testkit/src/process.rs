@@ -107,12 +107,13 @@ pub fn stop(pids: &[u32]) {
     let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
         let stat = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("stat")));
         // A thread that has ended meanwhile does nothing either.
-        stat.map_or(true, |stat| state_in(&stat) == Some('T'))
+        stat.map_or(true, |stat| matches!(state_in(&stat), Some('T' | 'Z' | 'X')))
     };
     for pid in pids {
         let all_stopped = || {
             let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
-            threads.is_ok_and(|mut threads| threads.all(is_stopped))
+            // Nor does a process that somebody has ended and reaped.
+            threads.map_or(true, |mut threads| threads.all(is_stopped))
         };
         assert!(
             eventually(Duration::from_secs(60), all_stopped),
