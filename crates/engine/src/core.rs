@@ -12,6 +12,8 @@
 //!
 //! A wave that cannot be sent ends the requests that would have joined with it. In step mode the others go on: their state is in the
 //! workers, and a ring that is full now has room later, so the replica is tried again after a pause, until `stuck_limit` has passed.
+//! A wave whose requests do not fit into one message together is sent in parts, one after the other: only a request that is too large by
+//! itself fails for its size.
 
 use crate::{RequestEvent, batch_key::batch_key, metrics::Stats};
 use denoised_executor::{ExecutorError, ExecutorEvent, Output};
@@ -39,7 +41,12 @@ pub(crate) enum Event {
     /// Something an executor reported.
     Executor(ExecutorEvent),
     /// A wave could not be sent; no event about it will follow.
-    DispatchFailed { wave_id: WaveId, error: ExecutorError },
+    DispatchFailed {
+        wave_id: WaveId,
+        error: ExecutorError,
+        /// Who would have joined, if there were several.
+        joining: Vec<Member>,
+    },
     /// Take nothing new.
     Drain,
     /// Fail what is left.
@@ -149,6 +156,8 @@ struct OpenWave {
     joining: Vec<RequestId>,
     continuing: Vec<RequestId>,
     cancelled: Vec<RequestId>,
+    /// Who joins in a later part, since not all fit into one message; the executor does not have them yet.
+    rest: Vec<Member>,
     /// When the world counts as stuck, once nothing justifies further work on this wave.
     due: Option<Millis>,
     /// Step mode: the executor did not take it; when its replica may be tried again.
@@ -215,9 +224,11 @@ impl Core {
             }
             Event::Cancel { request_id } => self.cancel(now, request_id, &mut actions),
             Event::Executor(event) => self.executor_event(now, event, &mut actions),
-            Event::DispatchFailed { wave_id, error } => {
-                self.dispatch_failed(now, wave_id, error, &mut actions)
-            }
+            Event::DispatchFailed {
+                wave_id,
+                error,
+                joining,
+            } => self.dispatch_failed(now, wave_id, error, joining, &mut actions),
             Event::Drain => {
                 self.is_draining = true;
                 self.tell(now, PolicyEvent::Drain, &mut actions);
@@ -245,7 +256,10 @@ impl Core {
             })
         });
         let waves = self.waves.values().filter_map(|wave| wave.retry_at.or(wave.due));
+        let rest = self.waves.values().flat_map(|wave| &wave.rest);
+        let rest = rest.filter_map(|member| Some(self.requests.get(&member.request_id)?.deadline));
         running
+            .chain(rest)
             .chain(waves)
             .chain(self.policy.next_tick())
             .min()
@@ -327,19 +341,14 @@ impl Core {
         members: &[RequestId],
         cancelled: Vec<RequestId>,
     ) -> Wave {
-        let (mut joining, mut continuing, mut adapters) = (Vec::new(), Vec::new(), Vec::<String>::new());
+        let (mut joining, mut continuing) = (Vec::new(), Vec::new());
         for &request_id in members {
             if let Some(held) = self.held.get(&request_id) {
                 let is_here = held.replica == replica && self.mode == Mode::Step;
                 assert!(is_here, "the policy dispatched request {request_id}, which runs");
                 continuing.push(request_id);
             } else {
-                joining.push(self.join(request_id, replica));
-            }
-            for adapter in &self.held[&request_id].adapters {
-                if !adapters.contains(adapter) {
-                    adapters.push(adapter.clone());
-                }
+                joining.push(self.join(request_id));
             }
         }
         for request_id in &cancelled {
@@ -350,32 +359,105 @@ impl Core {
                 "the policy gave up request {request_id}, which does not run there"
             );
         }
-        let ranks = self.options.replicas.get(usize::from(replica.0));
-        let ranks = ranks
-            .expect("the policy dispatches only to replicas that are up")
-            .clone();
         let open = OpenWave {
             replica,
-            joining: joining.iter().map(|member| member.request_id).collect(),
-            continuing: continuing.clone(),
-            cancelled: cancelled.clone(),
+            joining: Vec::new(),
+            continuing,
+            cancelled,
+            rest: Vec::new(),
             due: None,
             retry_at: None,
         };
-        self.waves.insert(wave_id, open);
-        Wave {
+        self.send(wave_id, open, joining)
+    }
+
+    /// Gives the executor a wave, or a part of one: who goes on or is given up according to `open`, and `joining`.
+    fn send(&mut self, wave_id: WaveId, mut open: OpenWave, joining: Vec<Member>) -> Wave {
+        let replica = open.replica;
+        for member in &joining {
+            let names = member.request.adapters.iter().map(|adapter| adapter.name.clone());
+            let held = Held {
+                replica,
+                adapters: names.collect(),
+            };
+            self.held.insert(member.request_id, held);
+        }
+        open.joining = joining.iter().map(|member| member.request_id).collect();
+        open.due = None;
+        let mut adapters = Vec::<String>::new();
+        for request_id in open.continuing.iter().chain(&open.joining) {
+            for adapter in &self.held[request_id].adapters {
+                if !adapters.contains(adapter) {
+                    adapters.push(adapter.clone());
+                }
+            }
+        }
+        let ranks = self.options.replicas.get(usize::from(replica.0));
+        let wave = Wave {
             wave_id,
             mode: self.mode,
-            ranks,
+            ranks: ranks
+                .expect("the policy dispatches only to replicas that are up")
+                .clone(),
             joining,
-            continuing,
-            cancelled,
+            continuing: open.continuing.clone(),
+            cancelled: open.cancelled.clone(),
             adapters,
+        };
+        self.waves.insert(wave_id, open);
+        wave
+    }
+
+    /// Sends what is left of a wave, but lets at most `max_joining` join, or ends it if nothing is left.
+    fn send_rest(&mut self, now: Millis, wave_id: WaveId, max_joining: usize, actions: &mut Vec<Action>) {
+        self.end_unwanted_rest(now, actions);
+        let Some(mut open) = self.waves.remove(&wave_id) else {
+            return;
+        };
+        let n_joining = open.rest.len().min(max_joining);
+        let joining: Vec<Member> = open.rest.drain(..n_joining).collect();
+        // Who was given up since the policy formed the wave is in no further step.
+        let is_given_up = |id: &RequestId| match self.requests.get(id).map(|record| &record.stage) {
+            Some(Stage::Running(running)) => running.is_stop_asked,
+            Some(Stage::New(_) | Stage::Queued(_)) | None => true,
+        };
+        open.cancelled
+            .extend(open.continuing.extract_if(.., |id| is_given_up(id)));
+        if joining.is_empty() && open.continuing.is_empty() && open.cancelled.is_empty() {
+            self.waves.insert(wave_id, open);
+            return self.end_wave(now, wave_id, actions);
+        }
+        let wave = self.send(wave_id, open, joining);
+        actions.push(Action::Dispatch(wave));
+    }
+
+    /// Ends whom nobody wants any more among those that have still to be sent.
+    fn end_unwanted_rest(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        let requests = &self.requests;
+        let is_unwanted = |member: &mut Member| match requests.get(&member.request_id) {
+            Some(Record {
+                deadline,
+                stage: Stage::Running(running),
+            }) => running.is_stop_asked || *deadline <= now,
+            Some(_) | None => true,
+        };
+        let waves = self.waves.values_mut();
+        let unwanted: Vec<RequestId> = waves
+            .flat_map(|wave| wave.rest.extract_if(.., is_unwanted))
+            .map(|member| member.request_id)
+            .collect();
+        for request_id in unwanted {
+            let reason = match self.requests.get(&request_id).map(|record| &record.stage) {
+                Some(Stage::Running(running)) if running.is_cancelled => EndReason::Cancelled,
+                _ => EndReason::Expired,
+            };
+            let failure = self.describe(reason);
+            self.give_back(now, request_id, failure, actions);
         }
     }
 
-    /// Hands a waiting request to the executor.
-    fn join(&mut self, request_id: RequestId, replica: ReplicaIdx) -> Member {
+    /// Takes a waiting request to be handed to the executor.
+    fn join(&mut self, request_id: RequestId) -> Member {
         let record = self
             .requests
             .remove(&request_id)
@@ -383,12 +465,6 @@ impl Core {
         let Stage::Queued(request) = record.stage else {
             panic!("the policy dispatched request {request_id}, which does not wait");
         };
-        let names = request.adapters.iter().map(|adapter| adapter.name.clone());
-        let held = Held {
-            replica,
-            adapters: names.collect(),
-        };
-        self.held.insert(request_id, held);
         let stage = Stage::Running(Running::default());
         self.requests.insert(request_id, Record { stage, ..record });
         let deadline = record.deadline.0.saturating_mul(1_000_000);
@@ -458,7 +534,10 @@ impl Core {
                 && !running.is_stop_asked
             {
                 running.is_stop_asked = true;
-                stopped.push(request_id);
+                // One that has still to be sent ends here.
+                if self.held.contains_key(&request_id) {
+                    stopped.push(request_id);
+                }
             }
         }
         if !stopped.is_empty() && self.mode == Mode::Request {
@@ -468,7 +547,7 @@ impl Core {
 
     fn executor_event(&mut self, now: Millis, event: ExecutorEvent, actions: &mut Vec<Action>) {
         match event {
-            ExecutorEvent::RequestStarted { request_id, rank } => match self.running(request_id) {
+            ExecutorEvent::RequestStarted { request_id, rank } => match self.computed(request_id) {
                 Some(running) if !running.is_started => {
                     running.is_started = true;
                     let event = RequestEvent::Started { rank };
@@ -480,7 +559,7 @@ impl Core {
                 request_id,
                 n_done,
                 n_steps,
-            } => match self.running(request_id) {
+            } => match self.computed(request_id) {
                 Some(running) if n_done > running.n_done && n_done <= n_steps => {
                     running.n_done = n_done;
                     running.n_steps = n_steps;
@@ -495,6 +574,12 @@ impl Core {
             ExecutorEvent::WaveDone { wave_id } => self.wave_done(now, wave_id, actions),
             ExecutorEvent::WorldFailed(failure) => self.fail(failure, actions),
         }
+    }
+
+    /// A request that the executor has and that has not ended.
+    fn computed(&mut self, request_id: RequestId) -> Option<&mut Running> {
+        let is_held = self.held.contains_key(&request_id);
+        self.running(request_id).filter(|_| is_held)
     }
 
     fn running(&mut self, request_id: RequestId) -> Option<&mut Running> {
@@ -571,6 +656,12 @@ impl Core {
             let failure = Failure::new(FailureCode::Internal, message);
             self.give_back(now, request_id, failure, actions);
         }
+        if let Some(wave) = self.waves.get_mut(&wave_id)
+            && !wave.rest.is_empty()
+        {
+            wave.lists().into_iter().for_each(Vec::clear);
+            return self.send_rest(now, wave_id, usize::MAX, actions);
+        }
         self.end_wave(now, wave_id, actions);
     }
 
@@ -591,13 +682,29 @@ impl Core {
         now: Millis,
         wave_id: WaveId,
         error: ExecutorError,
+        refused: Vec<Member>,
         actions: &mut Vec<Action>,
     ) {
-        let Some(wave) = self.waves.get(&wave_id) else {
+        let Some(wave) = self.waves.get_mut(&wave_id) else {
             self.stats.n_stray += 1;
             return;
         };
-        let (replica, joining) = (wave.replica, wave.joining.clone());
+        let is_too_large = matches!(error, ExecutorError::TooLarge { .. });
+        let n_refused = refused.len();
+        if is_too_large && n_refused > 1 {
+            for member in &refused {
+                self.held.remove(&member.request_id);
+            }
+            wave.joining.clear();
+            wave.rest.splice(..0, refused);
+            return self.send_rest(now, wave_id, n_refused / 2, actions);
+        }
+        let (replica, mut joining) = (wave.replica, wave.joining.clone());
+        let has_rest = !wave.rest.is_empty();
+        if !is_too_large {
+            // What is in the way of this part is in the way of the others.
+            joining.extend(wave.rest.drain(..).map(|member| member.request_id));
+        }
         let n_others = wave.continuing.len() + wave.cancelled.len();
         let is_world_dead = matches!(error, ExecutorError::Failed(_) | ExecutorError::Closed);
         // Waiting does not change that.
@@ -608,6 +715,9 @@ impl Core {
         }
         for &request_id in &joining {
             self.give_back(now, request_id, failure.clone(), actions);
+        }
+        if is_too_large && has_rest {
+            return self.send_rest(now, wave_id, usize::MAX, actions);
         }
         if n_others == 0 || (is_final && !joining.is_empty()) {
             // What may have been in the way is gone.
@@ -683,6 +793,7 @@ impl Core {
         for request_id in held {
             self.enforce_deadline(now, request_id, actions);
         }
+        self.end_unwanted_rest(now, actions);
         let is_ripe = |(_, wave): &(&WaveId, &OpenWave)| wave.retry_at.is_some_and(|at| at <= now);
         let ripe: Vec<WaveId> = self.waves.iter().filter(is_ripe).map(|(id, _)| *id).collect();
         for wave_id in ripe {

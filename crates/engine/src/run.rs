@@ -551,9 +551,18 @@ fn carry_out_orders(shared: &Shared, limit: Duration) -> bool {
                 let deadline_ns = deadlines.max().filter(|at_ns| *at_ns > 0);
                 let deadline = deadline_ns.and_then(|at_ns| shared.clock.host_instant(at_ns));
                 let until = deadline.map_or(until, |deadline| deadline.min(until));
+                // Several that are too large together may fit one by one.
+                let joining = match wave.joining.len() {
+                    2.. => wave.joining.clone(),
+                    _ => Vec::new(),
+                };
                 if let Err(error) = shared.executor.dispatch(wave, until) {
                     tracing::warn!("wave {wave_id} could not be sent: {error}");
-                    shared.step(Event::DispatchFailed { wave_id, error });
+                    shared.step(Event::DispatchFailed {
+                        wave_id,
+                        error,
+                        joining,
+                    });
                 }
             }
             Order::Stop(request_ids) => match shared.executor.cancel(&request_ids, until) {

@@ -14,7 +14,8 @@ use denoised_types::{
     Adapter, Failure, FailureCode, GenerateRequest, Generated, Image, Mode, PhaseTimes, Rank, RequestId,
     Resolved, WaveId,
 };
-use std::collections::BTreeMap;
+use denoised_wire::Member;
+use std::collections::{BTreeMap, BTreeSet};
 
 const GRACE_MS: u64 = 50;
 const STUCK_MS: u64 = 400;
@@ -46,6 +47,8 @@ struct Owner {
     deadline: Millis,
     is_queued: bool,
     is_dispatched: bool,
+    /// It was dispatched in a message that was too large, and is to be dispatched again in a part of it.
+    is_deferred: bool,
     is_started: bool,
     n_done: u32,
     end: Option<Result<(), FailureCode>>,
@@ -65,6 +68,8 @@ struct Wave {
     members: Vec<RequestId>,
     joining: Vec<RequestId>,
     cancelled: Vec<RequestId>,
+    /// Who joined, with what they asked for.
+    payload: Vec<Member>,
     /// Since when nobody wants it to go on.
     unwanted_since: Option<Millis>,
     /// The executor did not take it.
@@ -87,6 +92,9 @@ struct World {
     is_ring_full: bool,
     /// Waves that were sent just now.
     fresh: Vec<WaveId>,
+    /// Waves that were too large for one message.
+    divided: BTreeSet<WaveId>,
+    n_parts: u64,
     /// Step mode: since when a rank could not be sent a wave.
     unsent_since: BTreeMap<Rank, Millis>,
     n_shared_waves: u64,
@@ -149,6 +157,8 @@ impl World {
             is_closed: false,
             is_ring_full: false,
             fresh: Vec::new(),
+            divided: BTreeSet::new(),
+            n_parts: 0,
             unsent_since: BTreeMap::new(),
             n_shared_waves: 0,
             n_refused_steps: 0,
@@ -165,6 +175,7 @@ impl World {
                     deadline: *deadline,
                     is_queued: false,
                     is_dispatched: false,
+                    is_deferred: false,
                     is_started: false,
                     n_done: 0,
                     end: None,
@@ -196,12 +207,22 @@ impl World {
                 }
             }
             Event::Executor(ExecutorEvent::RequestDone { request_id, .. }) => self.release(&[*request_id]),
-            Event::DispatchFailed { wave_id, error } => {
+            Event::DispatchFailed {
+                wave_id,
+                error,
+                joining: handed_back,
+            } => {
                 self.is_failed |= *error == ExecutorError::Closed;
                 let wave = self.waves.get_mut(wave_id).unwrap();
                 wave.is_refused = true;
                 let joining = wave.joining.clone();
                 self.release(&joining);
+                if let ExecutorError::TooLarge { .. } = error {
+                    for member in handed_back {
+                        self.owners.get_mut(&member.request_id).unwrap().is_deferred = true;
+                        self.divided.insert(*wave_id);
+                    }
+                }
             }
             Event::Executor(ExecutorEvent::WorldFailed(_)) | Event::Fail(_) => self.is_failed = true,
             Event::Drain => self.is_closing = true,
@@ -317,7 +338,9 @@ impl World {
         for member in &wave.joining {
             assert!(!self.is_closed, "joined after the close");
             let owner = self.owners.get_mut(&member.request_id).unwrap();
-            assert!(owner.is_queued && owner.end.is_none() && !owner.is_dispatched);
+            let is_new = !owner.is_dispatched || std::mem::take(&mut owner.is_deferred);
+            assert!(owner.is_queued && owner.end.is_none() && is_new);
+            assert!(!owner.is_cancelled, "joined though cancelled");
             assert!(owner.deadline > self.now, "dispatched too late");
             let deadline_ns = match self.mode {
                 Mode::Request => owner.deadline.0 * 1_000_000 + 7,
@@ -355,11 +378,12 @@ impl World {
             .iter()
             .filter(|(_, owner)| owner.held_by == Some(rank));
         let n_here = here.count();
-        assert_eq!(
-            n_here,
-            members.len() + wave.cancelled.len(),
+        let is_part = self.divided.contains(&wave.wave_id);
+        assert!(
+            is_part || n_here == members.len() + wave.cancelled.len(),
             "somebody was left out"
         );
+        self.n_parts += u64::from(is_part);
         let mut adapters: Vec<String> = members.iter().map(|id| adapter_of(id.0)).collect();
         adapters.dedup();
         let mut seen = Vec::new();
@@ -375,6 +399,7 @@ impl World {
             members,
             joining: wave.joining.iter().map(|member| member.request_id).collect(),
             cancelled: wave.cancelled,
+            payload: wave.joining,
             unwanted_since: None,
             is_refused: false,
         };
@@ -639,7 +664,16 @@ impl World {
             self.n_refused_steps += 1;
         }
         self.is_closing |= error == ExecutorError::Closed;
-        self.step(Event::DispatchFailed { wave_id, error });
+        // As the shell does.
+        let joining = match wave.payload.len() {
+            2.. => wave.payload.clone(),
+            _ => Vec::new(),
+        };
+        self.step(Event::DispatchFailed {
+            wave_id,
+            error,
+            joining,
+        });
     }
 
     fn run(&mut self, n_events: usize) {
@@ -694,7 +728,7 @@ fn balance(stats: &Stats) -> u64 {
 fn every_request_ends_once_in_random_histories() {
     for mode in [Mode::Request, Mode::Step] {
         let mut totals = Stats::default();
-        let (mut n_failed_worlds, mut n_shared_waves, mut n_refused_steps) = (0, 0, 0);
+        let (mut n_failed_worlds, mut n_shared_waves, mut n_refused_steps, mut n_parts) = (0, 0, 0, 0);
         for seed in 0..1500 {
             let mut world = World::new(seed, mode);
             let run =
@@ -721,10 +755,11 @@ fn every_request_ends_once_in_random_histories() {
             n_failed_worlds += u64::from(world.is_failed);
             n_shared_waves += world.n_shared_waves;
             n_refused_steps += world.n_refused_steps;
+            n_parts += world.n_parts;
         }
         let reached = format!(
             "{mode:?}: {totals:?}, {n_failed_worlds} worlds failed, {n_shared_waves} waves of several, \
-             {n_refused_steps} steps not sent"
+             {n_refused_steps} steps not sent, {n_parts} parts of waves"
         );
         eprintln!("{reached}");
         // The histories reach what they are meant to reach.
@@ -745,6 +780,7 @@ fn every_request_ends_once_in_random_histories() {
         );
         assert!(n_failed_worlds > 200 && n_shared_waves > 1000, "{reached}");
         assert!(mode == Mode::Request || n_refused_steps > 1000, "{reached}");
+        assert!(n_parts > 100, "{reached}");
     }
 }
 

@@ -298,6 +298,38 @@ fn a_wave_that_cannot_be_sent_ends_who_would_have_joined_and_the_others_go_on() 
     });
 }
 
+/// The executor's contract bounds a message, not what a caller submits: each of these fits into one by itself.
+#[test]
+fn requests_that_are_too_large_only_together_are_sent_in_parts() {
+    for mode in [Mode::Step, Mode::Request] {
+        watched(move || {
+            let executor = FakeExecutor::scripted(1, slow(40));
+            executor.limit_joining(2);
+            let policy = policy(mode, 1000, 8).unwrap();
+            let engine = Engine::start(Arc::clone(&executor) as _, policy, EngineOptions::default()).unwrap();
+            // The first holds the replica while the others come; in step mode it goes on beside their parts.
+            let mut first = submit_steps(&engine, 1, 20);
+            wait_for_step(&mut first, 1);
+            let cancelled = submit_steps(&engine, 2, 3);
+            let others: Vec<_> = (3..10).map(|seed| submit_steps(&engine, seed, 3)).collect();
+            cancelled.cancel();
+            assert_eq!(code(cancelled.wait()), FailureCode::Cancelled);
+            for (handle, seed) in others.into_iter().zip(3..10) {
+                assert_eq!(handle.wait().unwrap().resolved.seed, seed);
+            }
+            assert_eq!(first.wait().unwrap().resolved.seed, 1);
+            assert_eq!(executor.misuses(), Vec::<String>::new());
+            let n_joining = executor.calls().into_iter().filter_map(|call| match call {
+                FakeCall::Dispatch { request_ids, .. } => Some(request_ids.len()),
+                FakeCall::Cancel(_) | FakeCall::Shutdown => None,
+            });
+            assert!(n_joining.max() <= Some(2));
+            let stats = engine.stats();
+            assert_eq!((stats.n_finished, stats.n_stray), (8, 0));
+        });
+    }
+}
+
 #[test]
 fn a_replica_that_takes_no_more_waves_ends_the_world() {
     watched(|| {

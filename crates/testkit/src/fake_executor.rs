@@ -116,6 +116,8 @@ struct State {
     n_calls: u64,
     refusals: VecDeque<ExecutorError>,
     joining_refusals: VecDeque<ExecutorError>,
+    /// How many may join in one message.
+    max_joining: Option<usize>,
     callbacks: Vec<FailureCallback>,
     failure: Option<Failure>,
     report: Option<ShutdownReport>,
@@ -236,6 +238,11 @@ impl FakeExecutor {
     /// The next dispatch of a wave that somebody joins is refused with `error`.
     pub fn refuse_next_joining(&self, error: ExecutorError) {
         self.lock().joining_refusals.push_back(error);
+    }
+
+    /// From now on a wave that more than `max_joining` requests join is too large for a message.
+    pub fn limit_joining(&self, max_joining: usize) {
+        self.lock().max_joining = Some(max_joining);
     }
 
     /// The next [`Executor::wait_events`] panics.
@@ -530,6 +537,15 @@ impl Executor for FakeExecutor {
             && let Some(error) = state.joining_refusals.pop_front()
         {
             return Err(error);
+        }
+        if let Some(max_joining) = state.max_joining
+            && wave.joining.len() > max_joining
+        {
+            return Err(ExecutorError::TooLarge {
+                message_bytes: wave.joining.len() as u64,
+                limit_bytes: max_joining as u64,
+                limited_by: "requests that join",
+            });
         }
         state.inspect(&wave)?;
         state.calls.push(FakeCall::Dispatch {
