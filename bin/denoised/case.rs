@@ -101,8 +101,12 @@ impl Case {
 }
 
 fn read_json(path: &Path) -> Result<Value, Error> {
-    let unreadable =
-        |cause: &dyn std::fmt::Display| Error::usage(format!("cannot read {}: {cause}", path.display()));
+    let unreadable = |cause: &dyn std::fmt::Display| {
+        Error::usage(format!(
+            "cannot read {}: {cause}; a case is a folder with model/, reference.json and reference.safetensors",
+            path.display()
+        ))
+    };
     let file = File::open(path).map_err(|cause| unreadable(&cause))?;
     let mut text = String::new();
     file.take(MAX_JSON_BYTES + 1)

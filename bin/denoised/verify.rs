@@ -192,9 +192,13 @@ fn as_table(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> Str
     }
     match n_wrong {
         0 => line(format_args!(
-            "{} tensors, all right on {} rank(s)",
+            "{} tensors, all right on {} rank(s){}",
             rows.len(),
-            world.workers
+            world.workers,
+            match args.n_sharing {
+                0 => String::new(),
+                n => format!(", and the same bits again among {n} other request(s)"),
+            }
         )),
         _ => line(format_args!("{n_wrong} of {} tensors are wrong", rows.len())),
     }

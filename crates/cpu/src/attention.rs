@@ -206,7 +206,11 @@ impl Kernel for Attend {
 
         // What the logarithms' base and, unless the scores are scaled before, the scale leave to do once a maximum is subtracted.
         let is_scaled_before = attention.bias.is_some() || attention.scale <= 0.0;
-        let factor = if is_scaled_before { LOG2_E } else { attention.scale * LOG2_E };
+        let factor = if is_scaled_before {
+            LOG2_E
+        } else {
+            attention.scale * LOG2_E
+        };
         for panel_idx in 0..n_panels {
             let panel = scratch.add(panel_idx * panel_len);
             for half in 0..2 {
@@ -281,8 +285,7 @@ impl Kernel for Attend {
                     let mut i = 0;
                     while i < n * S::NR {
                         let score = S::load(scores.add(i));
-                        let biased =
-                            S::mul_add(score, S::splat(attention.scale), S::load(bias_tile.add(i)));
+                        let biased = S::mul_add(score, S::splat(attention.scale), S::load(bias_tile.add(i)));
                         S::store(scores.add(i), biased);
                         i += S::LANES;
                     }

@@ -126,6 +126,15 @@ pub enum Ranks {
     One(Rank),
 }
 
+impl fmt::Display for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all ranks"),
+            Self::One(rank) => write!(f, "rank {rank}"),
+        }
+    }
+}
+
 /// What [`Executor::call`] is asked for.
 ///
 /// ```
@@ -286,7 +295,7 @@ pub enum ExecutorError {
     #[error("the executor is closed")]
     Closed,
     /// A rank's method failed.
-    #[error("{failure} (succeeded on ranks {succeeded:?})")]
+    #[error("{failure}{}", RankNames(" (succeeded on ", .succeeded, ")"))]
     Rank {
         /// The first failure.
         failure: Failure,
@@ -302,7 +311,7 @@ pub enum ExecutorError {
         known: Vec<String>,
     },
     /// Time ran out.
-    #[error("{what}: deadline passed, no answer from ranks {silent:?}")]
+    #[error("{what}: deadline passed{}", RankNames(", no answer from ", .silent, ""))]
     Deadline {
         /// What was waited for.
         what: String,
@@ -319,6 +328,23 @@ pub enum ExecutorError {
         /// What sets the limit.
         limited_by: &'static str,
     },
+}
+
+/// `ranks 0, 2` between two texts; nothing for no rank.
+struct RankNames<'a>(&'static str, &'a [Rank], &'static str);
+
+impl fmt::Display for RankNames<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(before, [first, others @ ..], after) = self else {
+            return Ok(());
+        };
+        let word = if others.is_empty() { "rank" } else { "ranks" };
+        write!(f, "{before}{word} {first}")?;
+        for rank in others.iter() {
+            write!(f, ", {rank}")?;
+        }
+        f.write_str(after)
+    }
 }
 
 struct RankList<'a>(&'a [String]);
@@ -351,5 +377,32 @@ impl From<ExecutorError> for Failure {
                 Failure::new(Code::InvalidRequest, error.to_string())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_in_words_and_nobody_is_not_named() {
+        let failure = Failure::new(denoised_types::FailureCode::OutOfMemory, "no room").on_rank(Rank(1));
+        let error = |succeeded| ExecutorError::Rank {
+            failure: failure.clone(),
+            succeeded,
+        };
+        assert_eq!(error(Vec::new()).to_string(), "rank 1: no room");
+        assert_eq!(
+            error(vec![Rank(0), Rank(2)]).to_string(),
+            "rank 1: no room (succeeded on ranks 0, 2)"
+        );
+        let late = ExecutorError::Deadline {
+            what: "method `echo`".to_owned(),
+            silent: vec![Rank(3)],
+        };
+        assert_eq!(
+            late.to_string(),
+            "method `echo`: deadline passed, no answer from rank 3"
+        );
     }
 }

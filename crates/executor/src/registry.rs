@@ -31,6 +31,18 @@ pub enum ExecutorChoice {
     Object(Arc<dyn Executor>),
 }
 
+impl From<String> for ExecutorChoice {
+    fn from(name: String) -> Self {
+        Self::Name(name)
+    }
+}
+
+impl From<Arc<dyn Executor>> for ExecutorChoice {
+    fn from(executor: Arc<dyn Executor>) -> Self {
+        Self::Object(executor)
+    }
+}
+
 impl From<&str> for ExecutorChoice {
     fn from(name: &str) -> Self {
         Self::Name(name.to_owned())

@@ -2,7 +2,11 @@
 
 use crate::{Executor, ExecutorError, MethodCall, RankReply};
 use denoised_types::{Failure, FailureCode, Rank};
-use denoised_wire::{DecodeError, Profile, RankProgress, WorkerMemory, WorkerStatus};
+use denoised_wire::DecodeError;
+/// What the calls of this module return, and what that is made of.
+pub use denoised_wire::{
+    Doing, MemberProgress, Profile, RankProgress, Span, Work, WorkerMemory, WorkerStatus,
+};
 use std::time::{Duration, Instant};
 
 /// Name of the method behind [`progress`].

@@ -21,6 +21,7 @@ pub struct GenerateRequest {
     /// Classifier-free guidance scale; at or below 1 the unconditional half is not computed. Finite (checked by the engine).
     pub guidance: Option<f32>,
     /// Seed of the initial noise, as `torch.Generator("cpu").manual_seed(seed)` would take it.
+    #[serde(default)]
     pub seed: u64,
     /// Name of the sampler, e.g. `flow-euler`; unknown names are refused with the known ones listed.
     pub sampler: Option<String>,
@@ -30,10 +31,12 @@ pub struct GenerateRequest {
     /// negative prompt keeps all of them, as there.
     pub clip_skip: Option<u32>,
     /// Adapters that change the model for this request, each with its strength. Unknown names are refused.
+    #[serde(default)]
     pub adapters: Vec<Adapter>,
     /// Initial latents in the family's reference layout, instead of noise drawn from `seed`.
     pub latents: Option<NamedTensor>,
     /// What to return beside, or instead of, the 8-bit picture.
+    #[serde(default)]
     pub capture: Capture,
 }
 

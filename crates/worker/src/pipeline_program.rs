@@ -153,11 +153,6 @@ impl PipelineProgram {
         self.pipeline.as_ref()
     }
 
-    /// The pipeline, for methods that change it. Requests in step mode that are between two waves go on with what it is then.
-    pub fn pipeline_mut(&mut self) -> &mut dyn Pipeline {
-        self.pipeline.as_mut()
-    }
-
     /// How many requests in step mode are between two waves.
     pub fn n_residents(&self) -> usize {
         self.residents.len()

@@ -72,7 +72,7 @@ impl World {
         let method = call.method;
         let executing = of(call.execute);
         if executing.is_empty() {
-            return Err(self.no_such_rank(&format!("method `{method}` for {:?}", call.execute)));
+            return Err(self.no_such_rank(&format!("method `{method}` for {}", call.execute)));
         }
         let replying = match call.reply {
             None => executing,
