@@ -151,11 +151,11 @@ impl fmt::Display for Ranks {
 pub struct MethodCall<'a> {
     /// Name of the method.
     pub method: &'a str,
-    /// Its arguments.
+    /// Its arguments: for a method of the control lane at most 64 KiB with its name, else what the command arena holds.
     pub args: &'a [u8],
     /// Who runs it.
     pub execute: Ranks,
-    /// Whose result is returned; those who run it, unless set. A rank that does not run it is refused.
+    /// Whose result is returned; unset, or all: all of those who run it. One rank that does not run it is refused.
     pub reply: Option<Ranks>,
     /// When the answers must be there: covers queueing, sending, executing and collecting.
     pub deadline: Instant,

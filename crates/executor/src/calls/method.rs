@@ -89,8 +89,9 @@ impl OpenMethod {
         true
     }
 
-    /// The replies by rank, or the first failure of any rank.
-    pub(crate) fn into_result(self) -> Result<Vec<RankReply>, ExecutorError> {
+    /// The replies by rank, or the first failure of any rank. If the call `is_late`, a rank that refused it for that counts as one that
+    /// did not answer: which of the two happens is a matter of microseconds.
+    pub(crate) fn into_result(self, is_late: bool) -> Result<Vec<RankReply>, ExecutorError> {
         let mut succeeded = Vec::new();
         let mut replies = Vec::new();
         let mut first_failure = None;
@@ -112,10 +113,50 @@ impl OpenMethod {
                 replies.sort_by_key(|reply| reply.rank);
                 Ok(replies)
             }
+            Some(failure) if is_late && failure.code == FailureCode::DeadlineExceeded => {
+                let succeeded: RankSet = succeeded.into_iter().collect();
+                Err(ExecutorError::Deadline {
+                    what: format!("method `{}`", self.method),
+                    silent: self.executing.without(succeeded).iter().collect(),
+                })
+            }
             Some(failure) => {
                 succeeded.sort_unstable();
                 Err(ExecutorError::Rank { failure, succeeded })
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_refused_a_late_call_counts_as_silent() {
+        let ended = |code| {
+            let mut call = OpenMethod::new("echo", RankSet::all(3), RankSet::all(3));
+            let failure = Failure::new(code, "too late").on_rank(Rank(1));
+            call.answers = vec![(Rank(1), Err(failure)), (Rank(0), Ok(Vec::new()))];
+            call
+        };
+        let late = ended(FailureCode::DeadlineExceeded).into_result(true);
+        let expected = ExecutorError::Deadline {
+            what: "method `echo`".to_owned(),
+            silent: vec![Rank(1), Rank(2)],
+        };
+        assert_eq!(late, Err(expected));
+        // What a rank says in time, or for another reason, is its own failure.
+        for (code, is_late) in [
+            (FailureCode::DeadlineExceeded, false),
+            (FailureCode::OutOfMemory, true),
+        ] {
+            let failed = ended(code).into_result(is_late);
+            assert!(
+                matches!(&failed, Err(ExecutorError::Rank { failure, succeeded })
+                    if failure.code == code && *succeeded == [Rank(0)]),
+                "{failed:?}"
+            );
         }
     }
 }

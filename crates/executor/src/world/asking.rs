@@ -181,13 +181,13 @@ impl World {
             return Err(state.why_not_open());
         };
         if call.is_complete() {
-            return call.into_result();
+            return call.into_result(deadline.has_passed());
         }
         if answered.is_none() {
             state.give_up(call.silent(), call_id, &what.to_string());
         }
         let error = match answered {
-            _ if call.has_failed() => return call.into_result(),
+            _ if call.has_failed() => return call.into_result(deadline.has_passed()),
             Some(()) => state.why_not_open(),
             None => ExecutorError::Deadline {
                 what: what.to_string(),
