@@ -18,7 +18,7 @@
 
 use crate::{
     Context,
-    gemm::{STRIP_SPILL, load_up_to, pack_strip, store_up_to, tile},
+    gemm::{CHAIN, STRIP_SPILL, load_up_to, pack_strip, store_up_to, tile},
     operand::{Ptr, View},
     simd::{Kernel, Simd, exp2},
 };
@@ -27,6 +27,12 @@ use std::f32::consts::LOG2_E;
 
 /// Panels of queries that share a block of keys while it is in the cache.
 const PANELS: usize = 4;
+
+/// Steps of a score's chains: four chains, or more, since an error of a score is one of its probability. Sharp attention, such as T5's
+/// without a scale, comes out more than twice as exact as with one chain, for 2 % of the time.
+fn score_chain(head_dim: usize) -> usize {
+    (head_dim / 4).next_multiple_of(4).clamp(16, CHAIN)
+}
 
 /// Checked operands, all `[batch, rows, heads * head_dim]`.
 #[derive(Clone, Copy, Debug)]
@@ -199,6 +205,7 @@ impl Kernel for Attend {
         let sums = maxima.add(PANELS * S::NR);
         let scores = sums.add(PANELS * S::NR);
         let bias_tile = scores.add(packed.block_keys * S::NR);
+        let score_chain = score_chain(head_dim);
         let head = |view: &View<f32>, row_idx: usize| {
             view.start
                 .at(batch_idx * view.stride(0) + row_idx * view.stride(1) + head_idx * head_dim)
@@ -271,6 +278,7 @@ impl Kernel for Attend {
                         m,
                         S::NR,
                         head_dim,
+                        score_chain,
                         keys.add(key_idx * head_dim),
                         panel,
                         std::ptr::null(),
@@ -313,7 +321,8 @@ impl Kernel for Attend {
                 while channel < head_dim {
                     let m = (head_dim - channel).min(S::MR);
                     let to = results.add(channel * S::NR);
-                    tile::<S>(m, S::NR, n, values.add(channel * in_block), scores, to, to);
+                    let from = values.add(channel * in_block);
+                    tile::<S>(m, S::NR, n, CHAIN, from, scores, to, to);
                     channel += m;
                 }
             }
@@ -420,13 +429,14 @@ unsafe fn exponentials<S: Simd>(
         // While only hidden keys were seen the maximum is -inf, and any finite number may stand for it.
         let new = S::select_less(new, S::splat(f32::MIN), S::splat(0.0), new);
         let rescale = exp2::<S>(S::mul(S::sub(old, new), factor));
-        let mut sum = S::splat(0.0);
+        let mut partial = [S::splat(0.0); 4];
         for i in 0..n {
             let distance = S::sub(S::load(scores.add(i * S::NR)), new);
             let probability = exp2::<S>(S::mul(distance, factor));
-            sum = S::add(sum, probability);
+            partial[i % 4] = S::add(partial[i % 4], probability);
             S::store(scores.add(i * S::NR), probability);
         }
+        let sum = S::add(S::add(partial[0], partial[1]), S::add(partial[2], partial[3]));
         S::store(
             sums.add(offset),
             S::mul_add(S::load(sums.add(offset)), rescale, sum),

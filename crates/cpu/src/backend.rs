@@ -30,7 +30,7 @@ pub struct CpuOptions {
     /// Instruction set; the best one of this processor if `None`.
     pub isa: Option<Isa>,
     /// Whether 3x3 convolutions of stride 1 go through Winograd's transforms: about three times as fast, with four times the memory for
-    /// their weights and a larger rounding error (relative L2 4e-6 instead of 9e-7 per layer). All ranks of a host must agree on it.
+    /// their weights and a larger rounding error (relative L2 8e-7 instead of 2e-7 per layer). All ranks of a host must agree on it.
     pub winograd: bool,
 }
 

@@ -193,6 +193,8 @@ pub(crate) const CHAIN: usize = 64;
 #[derive(Clone, Copy)]
 struct Tile<const M: usize, const NV: usize> {
     depth: usize,
+    /// Steps of a chain, at least one.
+    chain: usize,
     /// A strip, `[depth][MR]`.
     a: *const f32,
     /// A panel, `[depth][NV * LANES]`.
@@ -212,7 +214,7 @@ impl<const M: usize, const NV: usize> Kernel for Tile<M, NV> {
         let (mut a, mut b) = (self.a, self.b);
         let (mut initial, mut depth) = (self.initial, self.depth);
         loop {
-            let length = depth.min(CHAIN);
+            let length = depth.min(self.chain);
             let mut sums = [[S::splat(0.0); NV]; M];
             for _ in 0..length / 4 {
                 // Panels are read once per strip and come from the second cache or beyond.
@@ -273,7 +275,7 @@ unsafe fn rank_one<S: Simd, const M: usize, const NV: usize>(
     sums
 }
 
-/// The micro-tile of `m <= MR` rows and `width` (one or two vectors of) columns; see [`Tile`].
+/// The micro-tile of `m <= MR` rows and `width` (one or two vectors of) columns, in chains of `chain > 0` steps; see [`Tile`].
 ///
 /// # Safety
 /// Inside a kernel of `S`; `a` is valid for `depth * MR` reads, `b` for `depth * width`, `initial` (unless null) and `out` for
@@ -283,6 +285,7 @@ pub(crate) unsafe fn tile<S: Simd>(
     m: usize,
     width: usize,
     depth: usize,
+    chain: usize,
     a: *const f32,
     b: *const f32,
     initial: *const f32,
@@ -291,7 +294,7 @@ pub(crate) unsafe fn tile<S: Simd>(
     macro_rules! by_height {
         ($nv:literal: $($m:literal)*) => {
             match m {
-                $($m if $m <= S::MR => S::vectorize(Tile::<$m, $nv> { depth, a, b, initial, out }),)*
+                $($m if $m <= S::MR => S::vectorize(Tile::<$m, $nv> { depth, chain, a, b, initial, out }),)*
                 _ => {}
             }
         };
@@ -413,7 +416,7 @@ impl<A: RowSource> Kernel for Block<A> {
                         out.cast_const()
                     };
                     let strip = scratch.add(strip_idx * S::MR * block).cast_const();
-                    tile::<S>(m, width, block, strip, panel, initial, out);
+                    tile::<S>(m, width, block, CHAIN, strip, panel, initial, out);
                     if is_last {
                         for i in 0..m {
                             let n_cols = width.min(weights.n - col_idx);

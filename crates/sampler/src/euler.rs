@@ -9,7 +9,7 @@ use crate::{
         Discrete, DiscreteConfig, FinalSigmas, InterpolationType, PredictionType, Solver, TimestepSpacing,
         TimestepType, betas_key,
     },
-    spacing::{linspace, torch_linspace},
+    spacing::{linspace, numpy_ln, torch_linspace},
 };
 
 /// What is left of the signal at the last timestep of a schedule rescaled to leave nothing: a float16 can still hold it.
@@ -136,7 +136,6 @@ impl Euler {
     fn levels(&self, n_steps: usize) -> Result<(Vec<f32>, Vec<f64>), SamplerError> {
         let timesteps = self.discrete.timesteps(n_steps)?;
         let mut timesteps: Vec<f32> = timesteps.into_iter().map(|t| t as f32).collect();
-        let log = |sigma: f32| f64::from(f64::from(sigma).ln() as f32);
         let mut sigmas: Vec<f64> = match self.interpolation_type {
             InterpolationType::Linear => {
                 let sigma = |t: &f32| self.sigma_at(f64::from(*t));
@@ -144,7 +143,7 @@ impl Euler {
             }
             InterpolationType::LogLinear => {
                 let last_idx = self.train_sigmas.len() - 1;
-                let [first, last] = [last_idx, 0].map(|idx| log(self.train_sigmas[idx]) as f32);
+                let [first, last] = [last_idx, 0].map(|idx| numpy_ln(self.train_sigmas[idx]));
                 let logs = torch_linspace(first, last, n_steps + 1);
                 logs.into_iter()
                     .map(|log| f64::from(f64::from(log).exp() as f32))
@@ -166,7 +165,11 @@ impl Euler {
             }
         };
         if let Some(spaced) = spaced {
-            let log_sigmas: Vec<f64> = self.train_sigmas.iter().map(|s| log(*s)).collect();
+            let log_sigmas: Vec<f64> = self
+                .train_sigmas
+                .iter()
+                .map(|s| f64::from(numpy_ln(*s)))
+                .collect();
             let timestep = |sigma: &f64| self.timestep_of(*sigma, &log_sigmas) as f32;
             timesteps = spaced.iter().map(timestep).collect();
             sigmas = spaced;
