@@ -18,7 +18,7 @@
 
 use crate::{
     Context,
-    gemm::{CHAIN, STRIP_SPILL, load_up_to, pack_strip, store_up_to, tile},
+    gemm::{CHAIN, Depth, STRIP_SPILL, load_up_to, pack_strip, store_up_to, tile},
     operand::{Ptr, View},
     simd::{Kernel, Simd, exp2},
 };
@@ -277,8 +277,10 @@ impl Kernel for Attend {
                     tile::<S>(
                         m,
                         S::NR,
-                        head_dim,
-                        score_chain,
+                        Depth {
+                            steps: head_dim,
+                            chain: score_chain,
+                        },
                         keys.add(key_idx * head_dim),
                         panel,
                         std::ptr::null(),
@@ -322,7 +324,11 @@ impl Kernel for Attend {
                     let m = (head_dim - channel).min(S::MR);
                     let to = results.add(channel * S::NR);
                     let from = values.add(channel * in_block);
-                    tile::<S>(m, S::NR, n, CHAIN, from, scores, to, to);
+                    let depth = Depth {
+                        steps: n,
+                        chain: CHAIN,
+                    };
+                    tile::<S>(m, S::NR, depth, from, scores, to, to);
                     channel += m;
                 }
             }

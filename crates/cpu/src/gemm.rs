@@ -189,12 +189,17 @@ pub(crate) unsafe fn store_up_to<S: Simd>(to: *mut f32, x: S::V, n: usize) {
 /// five times as exact as in one chain; shorter ones gain little more and cost loads and stores of the sums.
 pub(crate) const CHAIN: usize = 64;
 
+/// Steps of a tile's sums, and of each of their chains (R1; at least one).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Depth {
+    pub(crate) steps: usize,
+    pub(crate) chain: usize,
+}
+
 /// One micro-tile: `out[i][j] = initial[i][j] + sum_k a[k][i] b[k][j]` for `M` rows and `NV` vectors of columns, in chains (R1).
 #[derive(Clone, Copy)]
 struct Tile<const M: usize, const NV: usize> {
-    depth: usize,
-    /// Steps of a chain, at least one.
-    chain: usize,
+    depth: Depth,
     /// A strip, `[depth][MR]`.
     a: *const f32,
     /// A panel, `[depth][NV * LANES]`.
@@ -212,9 +217,9 @@ impl<const M: usize, const NV: usize> Kernel for Tile<M, NV> {
     unsafe fn run<S: Simd>(self) {
         let width = NV * S::LANES;
         let (mut a, mut b) = (self.a, self.b);
-        let (mut initial, mut depth) = (self.initial, self.depth);
+        let (mut initial, mut n_left) = (self.initial, self.depth.steps);
         loop {
-            let length = depth.min(self.chain);
+            let length = n_left.min(self.depth.chain);
             let mut sums = [[S::splat(0.0); NV]; M];
             for _ in 0..length / 4 {
                 // Panels are read once per strip and come from the second cache or beyond.
@@ -246,8 +251,8 @@ impl<const M: usize, const NV: usize> Kernel for Tile<M, NV> {
                     S::store(self.out.add(offset), sums[i][j]);
                 }
             }
-            depth -= length;
-            if depth == 0 {
+            n_left -= length;
+            if n_left == 0 {
                 break;
             }
             initial = self.out.cast_const();
@@ -275,17 +280,16 @@ unsafe fn rank_one<S: Simd, const M: usize, const NV: usize>(
     sums
 }
 
-/// The micro-tile of `m <= MR` rows and `width` (one or two vectors of) columns, in chains of `chain > 0` steps; see [`Tile`].
+/// The micro-tile of `m <= MR` rows and `width` (one or two vectors of) columns; see [`Tile`].
 ///
 /// # Safety
-/// Inside a kernel of `S`; `a` is valid for `depth * MR` reads, `b` for `depth * width`, `initial` (unless null) and `out` for
+/// Inside a kernel of `S`; `a` is valid for `depth.steps * MR` reads, `b` for `depth.steps * width`, `initial` (unless null) and `out` for
 /// `m * width`.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: Simd>(
     m: usize,
     width: usize,
-    depth: usize,
-    chain: usize,
+    depth: Depth,
     a: *const f32,
     b: *const f32,
     initial: *const f32,
@@ -294,7 +298,7 @@ pub(crate) unsafe fn tile<S: Simd>(
     macro_rules! by_height {
         ($nv:literal: $($m:literal)*) => {
             match m {
-                $($m if $m <= S::MR => S::vectorize(Tile::<$m, $nv> { depth, chain, a, b, initial, out }),)*
+                $($m if $m <= S::MR => S::vectorize(Tile::<$m, $nv> { depth, a, b, initial, out }),)*
                 _ => {}
             }
         };
@@ -416,7 +420,11 @@ impl<A: RowSource> Kernel for Block<A> {
                         out.cast_const()
                     };
                     let strip = scratch.add(strip_idx * S::MR * block).cast_const();
-                    tile::<S>(m, width, block, CHAIN, strip, panel, initial, out);
+                    let depth = Depth {
+                        steps: block,
+                        chain: CHAIN,
+                    };
+                    tile::<S>(m, width, depth, strip, panel, initial, out);
                     if is_last {
                         for i in 0..m {
                             let n_cols = width.min(weights.n - col_idx);
