@@ -1,7 +1,9 @@
 //! What the documentation says about rounding errors, measured.
 
 use denoised_cpu::{CpuBackend, CpuOptions, Isa};
-use denoised_tensor::{Backend, ConvSpec, DType, Epilogue, PrepareInput, WeightKind, WeightSpec};
+use denoised_tensor::{
+    AttentionSpec, Backend, ConvSpec, DType, Epilogue, PrepareInput, WeightKind, WeightSpec,
+};
 use denoised_testkit::suites::backend::{MemorySource, fetch};
 
 const CHANNELS: usize = 320;
@@ -149,5 +151,66 @@ fn outliers_cost_winograd_digits_in_their_own_tile_only() {
             let plain = Convolved::new(isa, false, &spot).error(|y, x| !sees_spot(y, x));
             assert!(plain < 4e-7, "{isa}, {factor:e}: plain {plain:.1e}");
         }
+    }
+}
+
+/// Attention as sharp as T5's, which has no scale: scores of tens, where a rounding error of a score is one of its probability.
+#[test]
+fn sharp_attention_is_good_to_7e_7() {
+    const TOKENS: usize = 300;
+    const HEAD_DIM: usize = 64;
+    let [q, k, v] = [1, 2, 3].map(|seed| {
+        let values = values(seed, TOKENS * HEAD_DIM);
+        values.iter().map(|x| 2.0 * x).collect::<Vec<f32>>()
+    });
+    let row = |x: &[f32], i: usize| -> Vec<f64> {
+        let row = &x[i * HEAD_DIM..(i + 1) * HEAD_DIM];
+        row.iter().map(|x| f64::from(*x)).collect()
+    };
+    let exact: Vec<f64> = (0..TOKENS)
+        .flat_map(|query_idx| {
+            let query = row(&q, query_idx);
+            let dot = |key_idx| -> f64 { row(&k, key_idx).iter().zip(&query).map(|(a, b)| a * b).sum() };
+            let scores: Vec<f64> = (0..TOKENS).map(dot).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            let mut result = vec![0.0; HEAD_DIM];
+            for (key_idx, weight) in weights.iter().enumerate() {
+                for (result, value) in result.iter_mut().zip(row(&v, key_idx)) {
+                    *result += weight / sum * value;
+                }
+            }
+            result
+        })
+        .collect();
+    for isa in sets() {
+        let backend = CpuBackend::new(CpuOptions {
+            n_threads: 1,
+            isa: Some(isa),
+            winograd: true,
+        })
+        .expect("available");
+        let shape = [1, TOKENS, HEAD_DIM];
+        let [q, k, v] = [&q, &k, &v].map(|x| backend.upload(&bytes(x), &shape, DType::F32).expect("memory"));
+        let out = backend.alloc(&shape, DType::F32).expect("memory");
+        let spec = AttentionSpec {
+            n_heads: 1,
+            n_kv_heads: 1,
+            scale: 1.0,
+            is_causal: false,
+            bias: None,
+        };
+        backend
+            .attention(&q, &k, &v, &spec, &out)
+            .expect("shapes that fit");
+        let got = fetch(&backend, &out).expect("f32");
+        let (mut distance, mut norm) = (0.0, 0.0);
+        for (got, exact) in got.iter().zip(&exact) {
+            distance += (f64::from(*got) - exact).powi(2);
+            norm += exact * exact;
+        }
+        let error = (distance / norm).sqrt();
+        assert!(error < 7e-7, "{isa}: {error:.2e}");
     }
 }
