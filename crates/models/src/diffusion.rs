@@ -385,6 +385,13 @@ impl DiffusionPipeline {
                 "{name} is {px}, this model makes at most {most}"
             )));
         }
+        let (factor, min_side) = (self.parts.latents.factor, self.parts.latents.min_side);
+        let least = u32::try_from(min_side * factor).map_or(most, |px| px.next_multiple_of(grid));
+        if 0 < px && px < least && px.is_multiple_of(grid) {
+            return Err(invalid(format!(
+                "{name} is {px}, this model makes at least {least}"
+            )));
+        }
         if px == 0 || !px.is_multiple_of(grid) {
             let below = px / grid * grid;
             let near = match (below, below + grid) {

@@ -36,4 +36,6 @@ pub(crate) struct LatentsLayout {
     pub(crate) n_channels: usize,
     /// Pixels per latent, each way.
     pub(crate) factor: usize,
+    /// Fewest latents each way that the denoiser can compute.
+    pub(crate) min_side: usize,
 }

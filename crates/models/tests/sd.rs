@@ -112,6 +112,29 @@ fn sizes_that_do_not_halve_evenly_are_drawn() {
 }
 
 #[test]
+fn sizes_that_cannot_be_halved_as_often_as_the_unet_does_are_refused() {
+    // Without padding in front a side of 1 has no half; three resolutions halve twice, and a latent is 4 pixels.
+    let folder = changed("emoji-unet", "unet/config.json", |config| {
+        config["downsample_padding"] = 0.into();
+    });
+    let pipeline = load(folder.path());
+    let square = |side_px| GenerateRequest {
+        width: Some(side_px),
+        height: Some(side_px),
+        n_steps: Some(1),
+        ..GenerateRequest::new("a red apple")
+    };
+    let failure = pipeline.begin(&square(8)).expect_err("too small");
+    assert_eq!(failure.code, FailureCode::InvalidRequest, "{failure}");
+    assert!(
+        failure.message.contains("width is 8") && failure.message.contains("at least 16"),
+        "{failure}"
+    );
+    let image = run(&*pipeline, &square(16)).expect("large enough").image;
+    assert_eq!(image.width, 16);
+}
+
+#[test]
 fn what_a_request_cannot_have_is_refused_by_name() {
     let pipeline = model("sd15");
     type Change = fn(&mut GenerateRequest);

@@ -78,23 +78,37 @@ fn prepare(
     Ok(prepared)
 }
 
-/// Computes the smallest picture that takes every part of the model: one step, and its decoding.
+/// Computes a picture as small as the model makes them, which takes every part of it: one step, and its decoding.
 fn warm_up(pipeline: &dyn Pipeline) -> Result<(), Failure> {
-    let side_px = pipeline.info().grid_px;
-    let request = GenerateRequest {
-        // A checkpoint's own may be none of those that are known.
-        sampler: pipeline.info().samplers.first().cloned(),
-        width: Some(side_px),
-        height: Some(side_px),
-        n_steps: Some(1),
-        ..GenerateRequest::new("")
-    };
+    let info = pipeline.info();
+    let mut side_px = info.grid_px;
+    let mut request = warm_up_request(pipeline, side_px);
+    // Some models make nothing as small as one step of their grid.
+    while side_px <= info.max_side_px / 2 {
+        match pipeline.resolve(&request) {
+            Err(failure) if failure.code == FailureCode::InvalidRequest => side_px *= 2,
+            _ => break,
+        }
+        request = warm_up_request(pipeline, side_px);
+    }
     let mut running = pipeline.begin(&request)?;
     for outcome in pipeline.step(&mut [running.as_mut()])? {
         outcome?;
     }
     pipeline.decode(running.as_mut())?;
     Ok(())
+}
+
+/// One step of a square picture.
+fn warm_up_request(pipeline: &dyn Pipeline, side_px: u32) -> GenerateRequest {
+    GenerateRequest {
+        // A checkpoint's own may be none of those that are known.
+        sampler: pipeline.info().samplers.first().cloned(),
+        width: Some(side_px),
+        height: Some(side_px),
+        n_steps: Some(1),
+        ..GenerateRequest::new("")
+    }
 }
 
 /// Runs requests on one pipeline.

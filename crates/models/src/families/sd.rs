@@ -125,6 +125,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         latents: LatentsLayout {
             n_channels: unet.c_in,
             factor,
+            min_side: unet.min_side(),
         },
         max_sequence_length: None,
         conditioner: Box::new(SdConditioner {

@@ -125,6 +125,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         latents: LatentsLayout {
             n_channels: mmdit.c_in,
             factor,
+            min_side: mmdit.patch,
         },
         max_sequence_length: Some(T5_LENGTH),
         conditioner: Box::new(conditioner),

@@ -11,6 +11,8 @@ struct FakePipeline(ModelInfo);
 
 /// Pictures of this width cannot be made.
 const BROKEN_GRID_PX: u32 = 9;
+/// Pictures of this width are too small.
+const SMALL_GRID_PX: u32 = 3;
 
 #[derive(Debug)]
 struct FakeRunning {
@@ -71,6 +73,9 @@ impl Pipeline for FakePipeline {
     fn resolve(&self, request: &GenerateRequest) -> Result<Resolved, Failure> {
         if request.width == Some(BROKEN_GRID_PX) {
             return Err(Failure::new(FailureCode::OutOfMemory, "no room"));
+        }
+        if request.width == Some(SMALL_GRID_PX) {
+            return Err(Failure::new(FailureCode::InvalidRequest, "too small"));
         }
         Ok(Resolved {
             width: 8,
@@ -524,4 +529,6 @@ fn warming_up_computes_one_small_picture_and_fails_as_it_fails() {
     assert_eq!(warm_up(program().pipeline()), Ok(()));
     let failure = warm_up(program_with_grid(BROKEN_GRID_PX).pipeline()).unwrap_err();
     assert_eq!(failure.code, FailureCode::OutOfMemory);
+    let with_larger_pictures = program_with_grid(SMALL_GRID_PX);
+    assert_eq!(warm_up(with_larger_pictures.pipeline()), Ok(()));
 }

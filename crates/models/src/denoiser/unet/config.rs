@@ -43,6 +43,16 @@ pub(crate) struct UnetConfig {
     pub(super) time_activations: [Activation; 2],
 }
 
+impl UnetConfig {
+    /// Fewest latents each way: without padding in front, one pixel is too few to be halved.
+    pub(crate) fn min_side(&self) -> usize {
+        match self.downsample_padding {
+            0 => 1 << (self.stages.len() - 1),
+            _ => 1,
+        }
+    }
+}
+
 /// One resolution, on the way down and on the way up.
 #[derive(Clone, Debug)]
 pub(super) struct StageConfig {
