@@ -22,6 +22,13 @@ struct FakeRunning {
     /// Stands for the latents: every step changes it, in a way that depends on which step it is.
     state: u64,
     trace: Vec<NamedTensor>,
+    /// Stands for device memory: counted as long as this is alive.
+    _memory: std::rc::Rc<()>,
+}
+
+thread_local! {
+    /// Held once by itself, and once by every request that holds memory on this thread.
+    static MEMORY: std::rc::Rc<()> = std::rc::Rc::new(());
 }
 
 impl Running for FakeRunning {
@@ -95,6 +102,7 @@ impl Pipeline for FakePipeline {
             step_idx: 0,
             state: request.seed,
             trace: vec![NamedTensor::from_f32("latents.init", &[1], &[0.0])],
+            _memory: MEMORY.with(std::rc::Rc::clone),
         }))
     }
     fn step(&self, members: &mut [&mut dyn Running]) -> Result<Vec<Result<(), Failure>>, Failure> {
@@ -134,6 +142,8 @@ struct Log {
     pictures: std::collections::BTreeMap<u64, Vec<u8>>,
     stages: Vec<String>,
     n_done: std::collections::BTreeMap<u64, u32>,
+    /// How many requests held memory at each end.
+    n_holding: Vec<usize>,
 }
 
 impl WaveSink for Log {
@@ -158,6 +168,8 @@ impl WaveSink for Log {
         self.lines.push(format!("{request_id} tensor {}", tensor.name));
     }
     fn done(&mut self, request_id: RequestId, outcome: Result<Generated, Failure>) {
+        self.n_holding
+            .push(MEMORY.with(|memory| std::rc::Rc::strong_count(memory) - 1));
         let outcome = match outcome {
             Ok(generated) => {
                 self.pictures.insert(request_id.0, generated.image.rgb);
@@ -531,4 +543,20 @@ fn warming_up_computes_one_small_picture_and_fails_as_it_fails() {
     assert_eq!(failure.code, FailureCode::OutOfMemory);
     let with_larger_pictures = program_with_grid(SMALL_GRID_PX);
     assert_eq!(warm_up(with_larger_pictures.pipeline()), Ok(()));
+}
+
+#[test]
+fn p5_what_a_request_held_is_free_before_its_end_is_told() {
+    // One finishes and one fails; in step mode one is cancelled too. Whoever has ended holds nothing at that moment.
+    let mut log = Log::default();
+    program()
+        .run_wave(members(&[(1, "", 1), (2, "", 3)]), &mut log)
+        .unwrap();
+    assert_eq!(log.n_holding, [1, 0]);
+    let mut stepper = Stepper::new();
+    stepper
+        .wave(&[(1, "", 5), (2, "", 2), (3, "step=non_finite", 5)], &[])
+        .unwrap();
+    stepper.wave(&[], &[1]).unwrap();
+    assert_eq!(stepper.log.n_holding, [2, 1, 0]);
 }
