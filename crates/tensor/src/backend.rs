@@ -163,6 +163,28 @@ pub trait Backend: std::fmt::Debug {
     /// What this is.
     fn info(&self) -> DeviceInfo;
 
+    /// Element type of activations: matrices and kernels are kept in it, or in what the device widens to it.
+    fn dtype(&self) -> DType;
+
+    // ---- repetition ----
+
+    /// What `body` makes of `inputs`. A backend may record the ops that `body` enqueues and replay them, without calling it, when `key`
+    /// and the shapes, dtypes and order of `inputs` are the same again.
+    ///
+    /// So `body` must depend on nothing but `key`, the shapes of `inputs` and tensors that outlive the pipeline (weights); whatever may
+    /// differ from call to call goes through `inputs`. Tensors that `body` uploads are constants of the recording. `body` must not wait
+    /// ([`Backend::download`], [`Backend::all_finite`], [`Backend::synchronize`]). What is returned belongs to the caller and stays as it
+    /// is when the recording runs again.
+    ///
+    /// # Errors
+    /// Those of `body`; nothing is recorded then.
+    fn repeat(
+        &self,
+        key: u64,
+        inputs: &[&Tensor],
+        body: &mut dyn FnMut(&[&Tensor]) -> Result<Vec<Tensor>>,
+    ) -> Result<Vec<Tensor>>;
+
     // ---- memory ----
 
     /// Fresh memory with undefined elements (debug builds fill floats with NaN).
