@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 /// Crates by tier; a crate may use only crates of lower tiers. `types` may be used from any tier above.
 const TIERS: &[&[&str]] = &[
     &["types", "sampler", "os", "tensor"],
-    &["wire", "ring", "cpu", "checkpoint", "scheduler"],
+    &["wire", "ring", "cpu", "cuda", "checkpoint", "scheduler"],
     &["link"],
     &["nn", "executor"],
     &["models", "engine"],
@@ -16,7 +16,7 @@ const TIERS: &[&[&str]] = &[
 const TEST_ONLY: &[&str] = &["testkit"];
 
 /// Crates in which `unsafe` is allowed, each block with its proof; all others forbid it.
-const UNSAFE_ALLOWED: &[&str] = &["os", "ring", "cpu"];
+const UNSAFE_ALLOWED: &[&str] = &["os", "ring", "cpu", "cuda"];
 
 /// The control side and the compute side meet only in the crates that both may use.
 const NEVER: &[(&str, &str)] = &[

@@ -1,0 +1,100 @@
+//! Which of CUDA's libraries are there. cudarc panics where one is missing, so this is asked first.
+
+use cudarc::{cublaslt, driver, nvrtc};
+
+/// Why there is no CUDA device to use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// A library that the loader does not find.
+    #[error("{name} was not found ({purpose}); {hint}")]
+    Library {
+        /// File name without version.
+        name: &'static str,
+        /// What it is for.
+        purpose: &'static str,
+        /// The way out.
+        hint: &'static str,
+    },
+    /// The driver is there and refuses.
+    #[error("the CUDA driver answers {name} ({text})")]
+    Driver {
+        /// CUDA's name of the error.
+        name: String,
+        /// CUDA's text.
+        text: String,
+    },
+    /// The driver works and knows no device.
+    #[error("the CUDA driver finds no device")]
+    NoDevice,
+}
+
+/// Number of CUDA devices that this process may use (`CUDA_VISIBLE_DEVICES` counts), at least one.
+///
+/// # Errors
+/// [`Unavailable`]: no driver, no device, or no library for products.
+pub fn device_count() -> Result<usize, Unavailable> {
+    driver_is_present()?;
+    products_are_present()?;
+    let count = driver::result::init().and_then(|()| driver::result::device::get_count());
+    match count {
+        Ok(count) if count > 0 => Ok(count as usize),
+        Ok(_) => Err(Unavailable::NoDevice),
+        Err(driver::DriverError(driver::sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Err(Unavailable::NoDevice),
+        Err(error) => Err(driver_error(error)),
+    }
+}
+
+/// Whether `libcuda`, which comes with the driver, is there.
+pub(crate) fn driver_is_present() -> Result<(), Unavailable> {
+    // SAFETY: only asks the loader; the library's initialisers are the driver's own.
+    present(unsafe { driver::sys::is_culib_present() }, || {
+        Unavailable::Library {
+            name: "libcuda.so",
+            purpose: "the CUDA driver",
+            hint: "install the GPU's driver, or use --device cpu",
+        }
+    })
+}
+
+/// Whether `libcublasLt` is there.
+pub(crate) fn products_are_present() -> Result<(), Unavailable> {
+    // SAFETY: as above.
+    present(unsafe { cublaslt::sys::is_culib_present() }, || {
+        Unavailable::Library {
+            name: "libcublasLt.so",
+            purpose: "matrix products",
+            hint: "install cuBLAS of CUDA 12 or 13 where the loader finds it (LD_LIBRARY_PATH), or use --device cpu",
+        }
+    })
+}
+
+/// Whether `libnvrtc` is there, which only builds without embedded kernels need.
+pub(crate) fn compiler_is_present() -> Result<(), Unavailable> {
+    // SAFETY: as above.
+    present(unsafe { nvrtc::sys::is_culib_present() }, || {
+        Unavailable::Library {
+            name: "libnvrtc.so",
+            purpose: "compiles the kernels, which this build does not hold for this device",
+            hint: "install NVRTC of CUDA 12 or 13 where the loader finds it (LD_LIBRARY_PATH), or use --device cpu",
+        }
+    })
+}
+
+fn present(is_present: bool, missing: impl FnOnce() -> Unavailable) -> Result<(), Unavailable> {
+    if is_present { Ok(()) } else { Err(missing()) }
+}
+
+/// An error that the driver names itself.
+fn driver_error(error: driver::DriverError) -> Unavailable {
+    let (name, text) = error_texts(error);
+    Unavailable::Driver { name, text }
+}
+
+/// CUDA's name and text of an error.
+pub(crate) fn error_texts(error: driver::DriverError) -> (String, String) {
+    let owned = |text: Result<&std::ffi::CStr, _>| match text {
+        Ok(text) => text.to_string_lossy().into_owned(),
+        Err(driver::DriverError(_)) => format!("error {}", error.0 as u32),
+    };
+    (owned(error.error_name()), owned(error.error_string()))
+}
