@@ -62,7 +62,7 @@ fn binary(
     op: fn(&dyn Backend, &Tensor, &Tensor, &Tensor) -> Result<()>,
     formula: fn(f64, f64) -> f64,
 ) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let n_leading = random.within(0, 3);
     let last = some_width(random);
     let dims = random_dims(random, n_leading, last);
@@ -99,7 +99,7 @@ pub(super) fn mul(random: &mut Random) -> Case {
 }
 
 pub(super) fn gated_add(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let n_leading = random.within(0, 2);
     let last = some_width(random);
     let dims = random_dims(random, n_leading, last);
@@ -122,7 +122,7 @@ pub(super) fn gated_add(random: &mut Random) -> Case {
 }
 
 pub(super) fn affine(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let last = some_width(random);
     let dims = random_dims(random, 2, last);
     let (scale, shift) = (random.value(), random.value());
@@ -139,7 +139,7 @@ pub(super) fn affine(random: &mut Random) -> Case {
 }
 
 pub(super) fn activation(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let last = some_width(random);
     let dims = random_dims(random, 2, last);
     let activation = random.pick(&ACTIVATIONS);
@@ -147,7 +147,7 @@ pub(super) fn activation(random: &mut Random) -> Case {
     let factor = random.pick(&[0.01, 1.0, 6.0, 40.0]);
     let name = format!("activation {activation:?} {dims:?} times {factor}");
     let run = move |backend: &dyn Backend, _: &[u64], x: &Tensor, out: &Tensor| {
-        let scaled = backend.alloc(x.dims(), DType::F32)?;
+        let scaled = backend.alloc(x.dims(), feed.dtype)?;
         backend.affine(x, factor, 0.0, &scaled)?;
         backend.copy(&scaled, out)?;
         backend.activation(out, activation, out)
@@ -155,7 +155,7 @@ pub(super) fn activation(random: &mut Random) -> Case {
     let reference = move |_: u64, x: Vec<f64>| {
         // The input is rounded once more, which is not the activation's error.
         x.iter()
-            .map(|x| activate(activation, f64::from(*x as f32 * factor)))
+            .map(|x| activate(activation, f64::from(rounded(feed.dtype, *x as f32 * factor))))
             .collect::<Vec<_>>()
     };
     same_shape(random, feed, name, ELEMENT_LIMIT, dims, run, reference)
@@ -164,10 +164,10 @@ pub(super) fn activation(random: &mut Random) -> Case {
 /// A case of one input and an output of another shape.
 pub(super) fn other_shape(
     feed: Feed,
+    out_dtype: DType,
     name: String,
     limit: f64,
-    dims: Vec<usize>,
-    out_dims: Vec<usize>,
+    (dims, out_dims): (Vec<usize>, Vec<usize>),
     run: impl Fn(&dyn Backend, &Tensor, &Tensor) -> Result<()> + 'static,
     reference: impl Fn(Vec<f64>) -> Vec<f64> + 'static,
 ) -> Case {
@@ -177,7 +177,12 @@ pub(super) fn other_shape(
         limit,
         run: Box::new(move |backend, elements| {
             let x = feed.put(backend, 0, elements, &dims)?;
-            let out = Output::new(backend, feed.place(20), &with_batch(elements, &out_dims))?;
+            let out = Output::new(
+                backend,
+                out_dtype,
+                feed.place(20),
+                &with_batch(elements, &out_dims),
+            )?;
             run(backend, &x, &out.view)?;
             out.results(backend)
         }),
@@ -186,7 +191,7 @@ pub(super) fn other_shape(
 }
 
 pub(super) fn gated(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let half = some_width(random);
     let dims = random_dims(random, 1, 2 * half);
     let out_dims = [&dims[..1], &[half]].concat();
@@ -207,11 +212,20 @@ pub(super) fn gated(random: &mut Random) -> Case {
         x.chunks_exact(2 * half).flat_map(row).collect()
     };
     let run = move |backend: &dyn Backend, x: &Tensor, out: &Tensor| backend.gated(x, activation, order, out);
-    other_shape(feed, name, ELEMENT_LIMIT, dims, out_dims, run, reference)
+    other_shape(
+        feed,
+        feed.dtype,
+        name,
+        ELEMENT_LIMIT,
+        dims,
+        out_dims,
+        run,
+        reference,
+    )
 }
 
 pub(super) fn rope(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let (n_tokens, n_heads, half) = (random.within(1, 20), random.within(1, 3), random.within(1, 40));
     let style = random.pick(&[RopeStyle::Interleaved, RopeStyle::Halves]);
     let (cos, sin) = (

@@ -9,7 +9,7 @@ use super::{
 use denoised_tensor::{Backend, DType, PatchOrder, StepArgs, Tensor, TimestepSpec, WeightKind};
 
 pub(super) fn embedding(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let (n_rows, n, n_ids) = (random.within(1, 40), some_width(random), random.within(1, 20));
     let table = feed.values(1, 0, n_rows * n);
     let ids_of = move |element: u64| {
@@ -26,7 +26,12 @@ pub(super) fn embedding(random: &mut Random) -> Case {
             let weight = prepare(backend, &[(WeightKind::Table, &[n_rows, n], &run_table)])?.remove(0);
             let ids: Vec<i32> = elements.iter().flat_map(|element| ids_of(*element)).collect();
             let ids = put_ints(backend, &[elements.len(), n_ids], &ids)?;
-            let out = Output::new(backend, feed.place(20), &with_batch(elements, &[n_ids, n]))?;
+            let out = Output::new(
+                backend,
+                feed.dtype,
+                feed.place(20),
+                &with_batch(elements, &[n_ids, n]),
+            )?;
             backend.embedding(&ids, &weight, &out.view)?;
             out.results(backend)
         }),
@@ -40,7 +45,7 @@ pub(super) fn embedding(random: &mut Random) -> Case {
 }
 
 pub(super) fn gather_rows(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let (n_rows, n) = (random.within(1, 30), some_width(random));
     let row_of = move |element: u64| feed.random(1, element).within(0, n_rows - 1);
     Case {
@@ -50,7 +55,7 @@ pub(super) fn gather_rows(random: &mut Random) -> Case {
             let x = feed.put(backend, 0, elements, &[n_rows, n])?;
             let rows: Vec<i32> = elements.iter().map(|element| row_of(*element) as i32).collect();
             let rows = put_ints(backend, &[elements.len()], &rows)?;
-            let out = Output::new(backend, feed.place(20), &with_batch(elements, &[n]))?;
+            let out = Output::new(backend, feed.dtype, feed.place(20), &with_batch(elements, &[n]))?;
             backend.gather_rows(&x, &rows, &out.view)?;
             out.results(backend)
         }),
@@ -61,7 +66,7 @@ pub(super) fn gather_rows(random: &mut Random) -> Case {
 }
 
 pub(super) fn timestep_embedding(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let dim = 2 * random.within(2, 160);
     let spec = TimestepSpec {
         flip_sin_to_cos: random.coin(),
@@ -77,7 +82,7 @@ pub(super) fn timestep_embedding(random: &mut Random) -> Case {
         run: Box::new(move |backend, elements| {
             let timesteps: Vec<f32> = elements.iter().map(|element| timestep_of(*element)).collect();
             let timesteps = put(backend, Place::Dense, &[elements.len()], &timesteps)?;
-            let out = Output::new(backend, feed.place(20), &with_batch(elements, &[dim]))?;
+            let out = Output::new(backend, feed.dtype, feed.place(20), &with_batch(elements, &[dim]))?;
             backend.timestep_embedding(&timesteps, &spec, &out.view)?;
             out.results(backend)
         }),
@@ -141,17 +146,25 @@ impl Patches {
 }
 
 pub(super) fn patchify(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let p = Patches::new(random);
     let name = format!("patchify {:?} by {}, {:?}", p.image(), p.patch, p.order);
     let run =
         move |backend: &dyn Backend, x: &Tensor, out: &Tensor| backend.patchify(x, p.patch, p.order, out);
     let reference = move |x: Vec<f64>| (0..x.len()).map(|flat| x[p.pixel_of(flat)]).collect();
-    other_shape(feed, name, 0.0, p.image(), p.tokens(), run, reference)
+    other_shape(
+        feed,
+        feed.dtype,
+        name,
+        0.0,
+        (p.image(), p.tokens()),
+        run,
+        reference,
+    )
 }
 
 pub(super) fn unpatchify(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let p = Patches::new(random);
     let name = format!("unpatchify to {:?} by {}, {:?}", p.image(), p.patch, p.order);
     let run =
@@ -163,11 +176,19 @@ pub(super) fn unpatchify(random: &mut Random) -> Case {
         }
         out
     };
-    other_shape(feed, name, 0.0, p.tokens(), p.image(), run, reference)
+    other_shape(
+        feed,
+        feed.dtype,
+        name,
+        0.0,
+        (p.tokens(), p.image()),
+        run,
+        reference,
+    )
 }
 
 pub(super) fn permute(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let n_leading = random.within(0, 3);
     let last = random.within(1, 20);
     let dims = random_dims(random, n_leading, last);
@@ -194,11 +215,11 @@ pub(super) fn permute(random: &mut Random) -> Case {
         };
         (0..x.len()).map(|flat| x[source(flat)]).collect()
     };
-    other_shape(feed, name, 0.0, dims, out_dims, run, reference)
+    other_shape(feed, feed.dtype, name, 0.0, (dims, out_dims), run, reference)
 }
 
 pub(super) fn upsample_nearest(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let (height, width, n) = (random.within(1, 9), random.within(1, 9), some_width(random));
     let name = format!("upsample_nearest {height}x{width}x{n}");
     let run = |backend: &dyn Backend, x: &Tensor, out: &Tensor| backend.upsample_nearest(x, out);
@@ -211,17 +232,17 @@ pub(super) fn upsample_nearest(random: &mut Random) -> Case {
     };
     other_shape(
         feed,
+        feed.dtype,
         name,
         0.0,
-        vec![height, width, n],
-        vec![2 * height, 2 * width, n],
+        (vec![height, width, n], vec![2 * height, 2 * width, n]),
         run,
         reference,
     )
 }
 
 pub(super) fn copy(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let n_leading = random.within(0, 3);
     let last = some_width(random);
     let dims = random_dims(random, n_leading, last);
@@ -248,24 +269,26 @@ pub(super) fn copy(random: &mut Random) -> Case {
             .collect()
     };
     let small = broadcast_dims(&dims, &own);
-    other_shape(feed, name, 0.0, small, dims, run, reference)
+    other_shape(feed, feed.dtype, name, 0.0, (small, dims), run, reference)
 }
 
 pub(super) fn fill(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let last = some_width(random);
     let dims = random_dims(random, 2, last);
-    let value = random.value();
+    let value = rounded(feed.dtype, random.value());
     let name = format!("fill {dims:?}");
     let n = dims.iter().product();
     let run = move |backend: &dyn Backend, _: &Tensor, out: &Tensor| backend.fill(out, value);
-    other_shape(feed, name, 0.0, vec![1], dims, run, move |_| {
+    other_shape(feed, feed.dtype, name, 0.0, (vec![1], dims), run, move |_| {
         vec![f64::from(value); n]
     })
 }
 
 pub(super) fn step(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
+    // The sampler's own state is f32.
+    let state = feed.in_f32();
     let last = random.pick(&[1, 4, 16, 33]);
     let dims = random_dims(random, 2, last);
     let (has_guidance, has_noise, wants_guided) = (random.coin(), random.coin(), random.coin());
@@ -275,7 +298,7 @@ pub(super) fn step(random: &mut Random) -> Case {
     let guide = move |element: u64, n: usize| {
         let conditional = wide(&feed.values(1, element, n));
         let unconditional = wide(&feed.values(2, element, n));
-        let guidance = f64::from(feed.values(3, element, 1)[0]);
+        let guidance = f64::from(state.values(3, element, 1)[0]);
         let guided = |i: usize| unconditional[i] + guidance * (conditional[i] - unconditional[i]);
         if has_guidance {
             (0..n).map(guided).collect()
@@ -288,12 +311,12 @@ pub(super) fn step(random: &mut Random) -> Case {
         let unconditional = feed.put(backend, 2, elements, &run_dims)?;
         let guidance: Vec<f32> = elements
             .iter()
-            .map(|element| feed.values(3, *element, 1)[0])
+            .map(|element| state.values(3, *element, 1)[0])
             .collect();
         let guidance = put(backend, Place::Dense, &[elements.len()], &guidance)?;
-        let coefficients = feed.put(backend, 4, elements, &[3])?;
-        let noise = feed.put(backend, 5, elements, &run_dims)?;
-        let guided_out = Output::new(backend, feed.place(6), out.dims())?;
+        let coefficients = state.put(backend, 4, elements, &[3])?;
+        let noise = state.put(backend, 5, elements, &run_dims)?;
+        let guided_out = Output::new(backend, DType::F32, feed.place(6), out.dims())?;
         let args = StepArgs {
             latents,
             conditional: &conditional,
@@ -318,22 +341,22 @@ pub(super) fn step(random: &mut Random) -> Case {
     let reference = move |element: u64, latents: Vec<f64>| {
         let n = latents.len();
         let guided = guide(element, n);
-        let c = wide(&feed.values(4, element, 3));
-        let noise = wide(&feed.values(5, element, n));
+        let c = wide(&state.values(4, element, 3));
+        let noise = wide(&state.values(5, element, n));
         (0..n)
             .map(|i| c[0] * latents[i] + c[1] * guided[i] + if has_noise { c[2] * noise[i] } else { 0.0 })
             .collect()
     };
-    same_shape(random, feed, name, 2.0 * ELEMENT_LIMIT, dims, run, reference)
+    same_shape(random, state, name, 2.0 * ELEMENT_LIMIT, dims, run, reference)
 }
 
 pub(super) fn to_pixels(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let dims = random_dims(random, 2, 3);
     let name = format!("to_pixels {dims:?}");
     let run = |backend: &dyn Backend, x: &Tensor, out: &Tensor| {
         // Through the range and beyond both ends.
-        let scaled = backend.alloc(x.dims(), DType::F32)?;
+        let scaled = backend.alloc(x.dims(), x.dtype())?;
         backend.affine(x, 1.5, 0.0, &scaled)?;
         backend.to_pixels(&scaled, out)?;
         let bytes = backend.alloc(x.dims(), DType::U8)?;
@@ -347,5 +370,13 @@ pub(super) fn to_pixels(random: &mut Random) -> Case {
         Ok(())
     };
     let reference = |x: Vec<f64>| x.iter().map(|x| (x * 1.5 / 2.0 + 0.5).clamp(0.0, 1.0)).collect();
-    other_shape(feed, name, ELEMENT_LIMIT, dims.clone(), dims, run, reference)
+    other_shape(
+        feed,
+        DType::F32,
+        name,
+        ELEMENT_LIMIT,
+        (dims.clone(), dims),
+        run,
+        reference,
+    )
 }

@@ -30,12 +30,12 @@ pub(super) fn same_shape(
                     .iter()
                     .flat_map(|element| feed.values(0, *element, n))
                     .collect();
-                let out = Output::holding(backend, feed.place(OUT), &whole, &data)?;
+                let out = Output::holding(backend, feed.dtype, feed.place(OUT), &whole, &data)?;
                 run(backend, elements, &out.view.clone(), &out.view)?;
                 out
             } else {
                 let x = feed.put(backend, 0, elements, &dims)?;
-                let out = Output::new(backend, feed.place(OUT), &whole)?;
+                let out = Output::new(backend, feed.dtype, feed.place(OUT), &whole)?;
                 run(backend, elements, &x, &out.view)?;
                 out
             };
@@ -56,7 +56,7 @@ pub(super) fn some_width(random: &mut Random) -> usize {
 }
 
 pub(super) fn layer_norm(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let n = some_width(random);
     let n_leading = random.within(0, 2);
     let dims = random_dims(random, n_leading, n);
@@ -106,7 +106,7 @@ pub(super) fn layer_norm(random: &mut Random) -> Case {
 }
 
 pub(super) fn rms_norm(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let group_len = some_width(random);
     let n = group_len * random.within(1, 3);
     let n_leading = random.within(0, 2);
@@ -134,7 +134,7 @@ pub(super) fn rms_norm(random: &mut Random) -> Case {
 }
 
 pub(super) fn group_norm(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let (n_groups, group_len) = (random.pick(&[1, 2, 8, 32]), random.pick(&[1, 2, 3, 10, 20]));
     let n = n_groups * group_len;
     let n_leading = random.within(1, 2);

@@ -4,24 +4,41 @@ use denoised_tensor::{
     Backend, DType, PrepareInput, Result, SourceDType, SourceError, SourceTensor, Tensor, Weight, WeightKind,
     WeightSource, WeightSpec,
 };
+use half::{bf16, f16};
 use std::{borrow::Cow, collections::HashMap};
 
 /// What lies around outputs.
-pub(super) const MARK: f32 = 12_345.5;
+pub(super) const MARK: f32 = 12_288.0; // The same number in all float dtypes.
 
 /// Random numbers from a seed (splitmix64; Steele, Lea and Flood 2014).
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random {
+    state: u64,
+    dtype: DType,
+}
 
 impl Random {
     /// Starts a sequence.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self::of(seed, DType::F32)
+    }
+
+    /// Starts a sequence for cases whose operands have this dtype.
+    pub fn of(seed: u64, dtype: DType) -> Self {
+        Self { state: seed, dtype }
+    }
+
+    /// Operands for a case.
+    pub(super) fn feed(&mut self) -> Feed {
+        Feed {
+            seed: self.next(),
+            dtype: self.dtype,
+        }
     }
 
     pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -48,20 +65,31 @@ impl Random {
     }
 }
 
-/// Where a case's numbers come from: a sequence per operand and batch element.
+/// Where a case's numbers come from: a sequence per operand and batch element, of numbers that the dtype holds exactly.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Feed(pub(super) u64);
+pub(super) struct Feed {
+    pub(super) seed: u64,
+    pub(super) dtype: DType,
+}
 
 impl Feed {
+    /// For operands that are f32 whatever the others are.
+    pub(super) fn in_f32(self) -> Self {
+        Self {
+            dtype: DType::F32,
+            ..self
+        }
+    }
+
     pub(super) fn random(self, operand: u64, element: u64) -> Random {
-        let mut random = Random::new(self.0 ^ operand.wrapping_mul(0x51_7cc1_b727_220b) ^ (element << 32));
+        let mut random = Random::new(self.seed ^ operand.wrapping_mul(0x51_7cc1_b727_220b) ^ (element << 32));
         random.next();
         random
     }
 
     pub(super) fn values(self, operand: u64, element: u64, n: usize) -> Vec<f32> {
         let mut random = self.random(operand, element);
-        (0..n).map(|_| random.value()).collect()
+        (0..n).map(|_| rounded(self.dtype, random.value())).collect()
     }
 
     /// The layout of an operand; the same for every batch.
@@ -87,7 +115,8 @@ impl Feed {
             .iter()
             .flat_map(|element| self.values(operand, *element, n))
             .collect();
-        put(backend, self.place(operand), &with_batch(elements, dims), &data)
+        let dims = with_batch(elements, dims);
+        put_as(backend, self.dtype, self.place(operand), &dims, &data)
     }
 }
 
@@ -163,16 +192,56 @@ pub(super) fn bytes_of(data: &[f32]) -> Vec<u8> {
     data.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-pub(super) fn floats_of(bytes: &[u8]) -> Vec<f32> {
-    bytes
-        .chunks_exact(4)
-        .map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]))
-        .collect()
+/// The nearest number of the dtype, ties to even.
+pub(super) fn rounded(dtype: DType, x: f32) -> f32 {
+    match dtype {
+        DType::BF16 => bf16::from_f32(x).to_f32(),
+        DType::F16 => f16::from_f32(x).to_f32(),
+        _ => x,
+    }
 }
 
+/// Elements of a float dtype in memory.
+pub(super) fn encoded(dtype: DType, data: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::BF16 => data
+            .iter()
+            .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
+            .collect(),
+        DType::F16 => data
+            .iter()
+            .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+            .collect(),
+        _ => bytes_of(data),
+    }
+}
+
+fn decoded(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let pairs = bytes.chunks_exact(2).map(|x| [x[0], x[1]]);
+    match dtype {
+        DType::BF16 => pairs.map(|x| bf16::from_le_bytes(x).to_f32()).collect(),
+        DType::F16 => pairs.map(|x| f16::from_le_bytes(x).to_f32()).collect(),
+        _ => bytes
+            .chunks_exact(4)
+            .map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]))
+            .collect(),
+    }
+}
+
+/// An operand that is f32 whatever the others are.
 pub(super) fn put(backend: &dyn Backend, place: Place, dims: &[usize], data: &[f32]) -> Result<Tensor> {
+    put_as(backend, DType::F32, place, dims, data)
+}
+
+pub(super) fn put_as(
+    backend: &dyn Backend,
+    dtype: DType,
+    place: Place,
+    dims: &[usize],
+    data: &[f32],
+) -> Result<Tensor> {
     let whole = place.surround(dims, data, f32::NAN);
-    let whole = backend.upload(&bytes_of(&whole), &place.whole(dims), DType::F32)?;
+    let whole = backend.upload(&encoded(dtype, &whole), &place.whole(dims), dtype)?;
     place.narrow(&whole, dims)
 }
 
@@ -181,11 +250,11 @@ pub(super) fn put_ints(backend: &dyn Backend, dims: &[usize], data: &[i32]) -> R
     backend.upload(&bytes, dims, DType::I32)
 }
 
-/// The elements of an f32 tensor.
+/// The elements of a tensor of floats.
 pub fn fetch(backend: &dyn Backend, x: &Tensor) -> Result<Vec<f32>> {
-    let mut bytes = vec![0; x.shape().n_elements() * 4];
+    let mut bytes = vec![0; x.shape().n_elements() * x.dtype().size_bytes()];
     backend.download(x, &mut bytes)?;
-    Ok(floats_of(&bytes))
+    Ok(decoded(x.dtype(), &bytes))
 }
 
 /// An output in its surroundings.
@@ -196,15 +265,21 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn new(backend: &dyn Backend, place: Place, dims: &[usize]) -> Result<Self> {
+    pub(super) fn new(backend: &dyn Backend, dtype: DType, place: Place, dims: &[usize]) -> Result<Self> {
         let n = dims.iter().product();
-        Self::holding(backend, place, dims, &vec![f32::NAN; n])
+        Self::holding(backend, dtype, place, dims, &vec![f32::NAN; n])
     }
 
     /// For ops in place.
-    pub(super) fn holding(backend: &dyn Backend, place: Place, dims: &[usize], data: &[f32]) -> Result<Self> {
+    pub(super) fn holding(
+        backend: &dyn Backend,
+        dtype: DType,
+        place: Place,
+        dims: &[usize],
+        data: &[f32],
+    ) -> Result<Self> {
         let whole = place.surround(dims, data, MARK);
-        let whole = backend.upload(&bytes_of(&whole), &place.whole(dims), DType::F32)?;
+        let whole = backend.upload(&encoded(dtype, &whole), &place.whole(dims), dtype)?;
         let view = place.narrow(&whole, dims)?;
         Ok(Self { whole, view, place })
     }

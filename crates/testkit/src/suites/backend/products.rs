@@ -60,14 +60,23 @@ impl Finish {
             .flat_map(|element| self.feed.values(Self::RESIDUAL, *element, n))
             .collect();
         let (out, residual) = if !self.has_residual {
-            (Output::new(backend, place, &whole)?, None)
+            (Output::new(backend, self.feed.dtype, place, &whole)?, None)
         } else if self.is_in_place {
-            let out = Output::holding(backend, place, &whole, &residual)?;
+            let out = Output::holding(backend, self.feed.dtype, place, &whole, &residual)?;
             let view = out.view.clone();
             (out, Some(view))
         } else {
-            let residual = put(backend, self.feed.place(Self::RESIDUAL), &whole, &residual)?;
-            (Output::new(backend, place, &whole)?, Some(residual))
+            let residual = put_as(
+                backend,
+                self.feed.dtype,
+                self.feed.place(Self::RESIDUAL),
+                &whole,
+                &residual,
+            )?;
+            (
+                Output::new(backend, self.feed.dtype, place, &whole)?,
+                Some(residual),
+            )
         };
         let epilogue = Epilogue {
             bias: bias.as_ref(),
@@ -98,7 +107,7 @@ impl Finish {
 }
 
 pub(super) fn linear(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let leading: Vec<usize> = (0..random.within(0, 2)).map(|_| random.within(1, 17)).collect();
     let k = random.pick(&[1, 3, 8, 31, 64, 100, 257, 800, 1100]);
     let n = random.pick(&[1, 4, 7, 16, 31, 33, 48, 70, 129]);
@@ -132,7 +141,7 @@ pub(super) fn linear(random: &mut Random) -> Case {
 }
 
 pub(super) fn conv2d(random: &mut Random) -> Case {
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let (height, width) = (random.within(1, 13), random.within(1, 13));
     let c_in = random.pick(&[1, 3, 4, 16, 17, 32, 40, 67]);
     let c_out = random.pick(&[1, 3, 4, 16, 32, 33, 50, 140]);
@@ -210,7 +219,7 @@ pub(super) fn attention(random: &mut Random) -> Case {
     const V: u64 = 2;
     const BIAS: u64 = 3;
     const OUT: u64 = 4;
-    let feed = Feed(random.next());
+    let feed = random.feed();
     let head_dim = random.pick(&[1, 8, 16, 20, 32, 40, 64, 65, 80, 96, 128, 160, 512]);
     let n_kv_heads = random.within(1, 2);
     let n_heads = n_kv_heads * random.within(1, 2);
@@ -272,7 +281,7 @@ pub(super) fn attention(random: &mut Random) -> Case {
                 _ => None,
             };
             let dims = with_batch(elements, &[n_queries, n_heads * head_dim]);
-            let out = Output::new(backend, feed.place(OUT), &dims)?;
+            let out = Output::new(backend, feed.dtype, feed.place(OUT), &dims)?;
             let spec = AttentionSpec {
                 n_heads,
                 n_kv_heads,
