@@ -217,8 +217,7 @@ pub(super) fn gated(random: &mut Random) -> Case {
         feed.dtype,
         name,
         ELEMENT_LIMIT,
-        dims,
-        out_dims,
+        (dims, out_dims),
         run,
         reference,
     )
