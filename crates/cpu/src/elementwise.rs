@@ -10,7 +10,7 @@
 use crate::{
     Context,
     gemm::{load_up_to, store_up_to},
-    operand::{Ptr, RowMap, View, shape_error},
+    operand::{Ptr, RowMap, View},
     simd::{ActivationFn, Kernel, Simd, with_activation},
 };
 use denoised_tensor::{Activation, GateOrder, MAX_DIMS, Result};
@@ -60,23 +60,14 @@ pub(crate) struct Loops<const N: usize> {
 }
 
 impl<const N: usize> Loops<N> {
-    /// Loops over the first operand; the others are broadcast to its shape.
-    pub(crate) fn new(op: &'static str, operands: [&View<f32>; N]) -> Result<Self> {
+    /// Loops over the first operand; the others broadcast to its shape.
+    pub(crate) fn new(operands: [&View<f32>; N]) -> Self {
         let shape = operands[0].shape;
         let n_dims = shape.n_dims();
         let mut strides = [[0; N]; MAX_DIMS];
         for (operand_idx, operand) in operands.iter().enumerate() {
-            let n_missing = n_dims.checked_sub(operand.n_dims());
-            let fits = n_missing.is_some_and(|n_missing| {
-                operand
-                    .dims()
-                    .iter()
-                    .zip(&shape.dims()[n_missing..])
-                    .all(|(own, whole)| own == whole || *own == 1)
-            });
-            let Some(n_missing) = n_missing.filter(|_| fits) else {
-                return shape_error(op, format!("{:?} does not broadcast to {shape:?}", operand.shape));
-            };
+            // At most as many as the first has: the operands were checked.
+            let n_missing = n_dims.saturating_sub(operand.n_dims());
             for dim_idx in n_missing..n_dims {
                 if operand.dim(dim_idx - n_missing) > 1 {
                     strides[dim_idx][operand_idx] = operand.stride(dim_idx - n_missing);
@@ -111,7 +102,7 @@ impl<const N: usize> Loops<N> {
             (loops.extents[loops.n_levels], loops.strides[loops.n_levels]) = (extent, step);
             loops.n_levels += 1;
         }
-        Ok(loops)
+        loops
     }
 
     /// Runs `op` over everything.

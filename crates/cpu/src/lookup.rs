@@ -242,11 +242,6 @@ pub(crate) unsafe fn convert(
     })
 }
 
-/// Whether [`convert`] knows the pair: equal dtypes, and anything to a float.
-pub(crate) fn converts(from: DType, to: DType) -> bool {
-    from == to || matches!(to, DType::F32 | DType::F16 | DType::BF16)
-}
-
 unsafe fn convert_row(
     from: *const u8,
     from_dtype: DType,

@@ -25,6 +25,11 @@ impl DType {
         }
     }
 
+    /// Whether it is one of the three that activations may have.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::BF16 | Self::F16)
+    }
+
     /// Name as people write it on a command line (`f32`, `bf16`, …).
     pub const fn as_str(self) -> &'static str {
         match self {

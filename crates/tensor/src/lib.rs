@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+pub mod check;
 mod dtype;
 mod error;
 mod shape;
