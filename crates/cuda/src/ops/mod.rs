@@ -8,6 +8,7 @@ pub(crate) mod linear;
 pub(crate) mod lookup;
 pub(crate) mod norm;
 pub(crate) mod sample;
+mod walk;
 
 use crate::{
     device::{Device, Launch},
