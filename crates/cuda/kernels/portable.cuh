@@ -16,7 +16,7 @@ struct f16 { unsigned short bits; };
 #define INFINITY __int_as_float(0x7f800000)
 
 #define DEFINE_KERNEL(name, max_threads, body, Args)                                           \
-    extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Args args) { \
+    extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ Args args) { \
         body(args);                                                                            \
     }
 
