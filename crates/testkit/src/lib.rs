@@ -9,4 +9,5 @@ pub mod suites;
 pub mod fake_executor;
 pub mod process;
 pub mod script;
+pub mod standin;
 pub mod watchdog;
