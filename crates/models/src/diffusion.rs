@@ -5,6 +5,8 @@
 //!     batch elements (R4 of `tensor`).
 //! R2. With guidance the batch holds all negative prompts first, then all prompts.
 //! R3. Nothing here is per family: what differs is data or a component.
+//! R4. Latents are f32, whatever the denoiser computes in: what a step adds is small beside them.
+//! R5. A step is one body for [`Backend::repeat`]: what may differ between two steps of equal shapes is an input of it or in its key.
 
 use crate::{
     ModelError,
@@ -25,7 +27,11 @@ use std::{
     any::Any,
     hash::{DefaultHasher, Hash, Hasher},
     rc::Rc,
+    sync::atomic::{AtomicU64, Ordering},
 };
+
+/// Of the pipeline that is loaded next.
+static NEXT_PIPELINE_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A checkpoint that was opened.
 #[derive(Debug)]
@@ -67,6 +73,7 @@ impl Model for DiffusionModel {
             });
         }
         Ok(Box::new(DiffusionPipeline {
+            id: NEXT_PIPELINE_ID.fetch_add(1, Ordering::Relaxed),
             parts: self.opened.parts,
             backend,
             weights,
@@ -77,6 +84,8 @@ impl Model for DiffusionModel {
 /// A loaded model.
 #[derive(Debug)]
 struct DiffusionPipeline {
+    /// Of no other pipeline of this process, not even of one that is gone.
+    id: u64,
     parts: Parts,
     backend: Rc<dyn Backend>,
     weights: Vec<Weight>,
@@ -88,7 +97,7 @@ struct Generation {
     resolved: Resolved,
     schedule: Schedule,
     step_idx: usize,
-    /// `[1, h, w, c]`.
+    /// f32 `[1, h, w, c]`.
     latents: Tensor,
     /// Of a batch of two with guidance, negative first, else of one.
     conditioning: Conditioning,
@@ -175,7 +184,7 @@ impl Pipeline for DiffusionPipeline {
         }
         let scaled: Vec<f32> = noise.iter().map(|x| x * schedule.init_noise_scale).collect();
         let latents = ctx.upload_f32(&trace::channels_last(&scaled, dims[3]), &dims);
-        let latents = ctx.cast(&latents.map_err(device)?).map_err(device)?;
+        let latents = latents.map_err(device)?;
         let is_guided = unconditional.is_some();
         let conditioning = match unconditional {
             None => conditional,
@@ -268,10 +277,36 @@ impl Pipeline for DiffusionPipeline {
 
 /// What one step of a batch gave.
 struct Stepped {
-    /// `[members, h, w, c]`.
+    /// f32 `[members, h, w, c]`.
     latents: Tensor,
-    /// Guided predictions, if a member traces.
+    /// Guided predictions of that shape, if a member traces.
     guided: Option<Tensor>,
+}
+
+/// What decides which ops a step enqueues, beside the shapes of its inputs.
+#[derive(Clone, Copy, Debug, Hash)]
+struct StepPlan {
+    pipeline_id: u64,
+    n_members: usize,
+    is_guided: bool,
+    /// Whether the denoiser is given anything but the latents themselves.
+    is_scaled: bool,
+    is_traced: bool,
+    n_last_repeats: usize,
+    has_pooled: bool,
+}
+
+impl StepPlan {
+    /// Batch elements per member.
+    fn n_copies(&self) -> usize {
+        if self.is_guided { 2 } else { 1 }
+    }
+
+    fn key(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
 }
 
 impl DiffusionPipeline {
@@ -279,7 +314,7 @@ impl DiffusionPipeline {
         Ctx {
             backend: &*self.backend,
             weights: &self.weights,
-            dtype: DType::F32,
+            dtype: self.backend.dtype(),
         }
     }
 
@@ -289,60 +324,123 @@ impl DiffusionPipeline {
         members: &[&mut Generation],
         is_guided: bool,
     ) -> Result<Stepped, TensorError> {
-        let n_members = members.len();
-        let n_copies = if is_guided { 2 } else { 1 };
-        let mut dims = members[0].latents.dims().to_vec();
-        dims[0] = n_copies * n_members;
-        let inputs = ctx.alloc(&dims)?;
-        for (member_idx, member) in members.iter().enumerate() {
-            for copy_idx in 0..n_copies {
-                let place = inputs.narrow(0, copy_idx * n_members + member_idx, 1)?;
-                ctx.backend.copy(&member.latents, &place)?;
-            }
-        }
+        let first = &members[0].conditioning;
+        let mut plan = StepPlan {
+            pipeline_id: self.id,
+            n_members: members.len(),
+            is_guided,
+            is_scaled: false,
+            is_traced: members.iter().any(|member| member.trace.is_some()),
+            n_last_repeats: first.n_last_repeats,
+            has_pooled: first.pooled.is_some(),
+        };
+        let (n_members, n_copies) = (plan.n_members, plan.n_copies());
         let current = |member: &&mut Generation| member.schedule.timesteps[member.step_idx];
         let timesteps: Vec<f32> = members.iter().map(current).collect();
-        let timesteps = ctx.upload_f32(&timesteps.repeat(n_copies), &[n_copies * n_members])?;
         let scale = |member: &&mut Generation| member.schedule.input_scales[member.step_idx];
         let scales: Vec<f32> = members.iter().map(scale).collect();
-        let scaled = scaled_inputs(ctx, &inputs, &scales.repeat(n_copies))?;
-        let stacked;
-        let conditioning = if n_members == 1 {
-            &members[0].conditioning
-        } else {
-            stacked = stack_members(ctx, members, n_copies)?;
-            &stacked
-        };
-        let predictions = self
-            .parts
-            .denoiser
-            .forward(ctx, &scaled, &timesteps, conditioning)?;
-
-        let latents = inputs.narrow(0, 0, n_members)?;
-        let conditional = predictions.narrow(0, (n_copies - 1) * n_members, n_members)?;
+        // A member that shares its batch with others may be multiplied by 1, which changes no bit.
+        plan.is_scaled = scales.iter().any(|scale| *scale != 1.0);
         let guidance: Vec<f32> = members.iter().map(|member| member.resolved.guidance).collect();
-        let guidance = ctx.upload_f32(&guidance, &[n_members])?;
-        let unconditional = predictions.narrow(0, 0, n_members)?;
         let coefficients: Vec<f32> = members
             .iter()
             .flat_map(|member| member.schedule.coefficients[member.step_idx])
             .collect();
-        let coefficients = ctx.upload_f32(&coefficients, &[n_members, 3])?;
-        let guided = match members.iter().any(|member| member.trace.is_some()) {
-            true => Some(ctx.alloc(latents.dims())?),
-            false => None,
+        let numbers = [
+            ctx.upload_f32(&timesteps.repeat(n_copies), &[n_copies * n_members])?,
+            ctx.upload_f32(&scales, &[n_members, 1, 1, 1])?,
+            ctx.upload_f32(&guidance, &[n_members])?,
+            ctx.upload_f32(&coefficients, &[n_members, 3])?,
+        ];
+        let mut inputs: Vec<&Tensor> = numbers.iter().collect();
+        inputs.extend(members.iter().map(|member| &member.latents));
+        inputs.extend(members.iter().map(|member| &member.conditioning.tokens));
+        inputs.extend(
+            members
+                .iter()
+                .filter_map(|member| member.conditioning.pooled.as_ref()),
+        );
+        let mut body = |inputs: &[&Tensor]| self.step_body(ctx, &plan, inputs);
+        let mut outputs = ctx.backend.repeat(plan.key(), &inputs, &mut body)?.into_iter();
+        let latents = outputs.next().ok_or_else(|| unlike_plan(&plan))?;
+        Ok(Stepped {
+            latents,
+            guided: outputs.next(),
+        })
+    }
+
+    /// The ops of a step: timesteps `[batch]`, scales `[members, 1, 1, 1]`, guidance `[members]`, coefficients `[members, 3]`, then each
+    /// member's latents, tokens and pooled texts, to the new latents and, if traced, the guided predictions. The batch holds all members
+    /// once, or twice with guidance.
+    fn step_body(
+        &self,
+        ctx: &Ctx<'_>,
+        plan: &StepPlan,
+        inputs: &[&Tensor],
+    ) -> Result<Vec<Tensor>, TensorError> {
+        let (n_members, n_copies) = (plan.n_members, plan.n_copies());
+        let n_kinds = if plan.has_pooled { 3 } else { 2 };
+        let [timesteps, scales, guidance, coefficients, of_members @ ..] = inputs else {
+            return Err(unlike_plan(plan));
         };
+        if of_members.len() != n_kinds * n_members {
+            return Err(unlike_plan(plan));
+        }
+        let (members, texts) = of_members.split_at(n_members);
+        let (tokens, pooled) = texts.split_at(n_members);
+
+        let latents = stack_tensors(ctx, members)?;
+        let scaled;
+        let mut seen = &latents;
+        if plan.is_scaled {
+            scaled = ctx.backend.alloc(latents.dims(), latents.dtype())?;
+            ctx.backend.mul(&latents, scales, &scaled)?;
+            seen = &scaled;
+        }
+        let doubled;
+        let seen = if n_copies == 1 {
+            ctx.cast(seen)?
+        } else {
+            let mut dims = latents.dims().to_vec();
+            dims[0] = n_copies * n_members;
+            doubled = ctx.alloc(&dims)?;
+            for copy_idx in 0..n_copies {
+                let place = doubled.narrow(0, copy_idx * n_members, n_members)?;
+                ctx.backend.copy(seen, &place)?;
+            }
+            doubled
+        };
+        let conditioning = Conditioning {
+            tokens: by_copy(ctx, tokens, n_copies)?,
+            n_last_repeats: plan.n_last_repeats,
+            pooled: match pooled {
+                [] => None,
+                pooled => Some(by_copy(ctx, pooled, n_copies)?),
+            },
+        };
+        let predictions = self
+            .parts
+            .denoiser
+            .forward(ctx, &seen, timesteps, &conditioning)?;
+        drop((seen, conditioning));
+
+        let conditional = predictions.narrow(0, (n_copies - 1) * n_members, n_members)?;
+        let unconditional = predictions.narrow(0, 0, n_members)?;
+        let fresh = || ctx.backend.alloc(latents.dims(), latents.dtype());
+        let mut outputs = vec![fresh()?];
+        if plan.is_traced {
+            outputs.push(fresh()?);
+        }
         let args = StepArgs {
             latents: &latents,
             conditional: &conditional,
-            unconditional: is_guided.then_some((&unconditional, &guidance)),
-            coefficients: &coefficients,
+            unconditional: plan.is_guided.then_some((&unconditional, *guidance)),
+            coefficients,
             noise: None,
-            guided_out: guided.as_ref(),
+            guided_out: outputs.get(1),
         };
-        let out = ctx.alloc(latents.dims())?;
-        ctx.backend.step(&args, &out)?;
-        Ok(Stepped { latents: out, guided })
+        ctx.backend.step(&args, &outputs[0])?;
+        Ok(outputs)
     }
 
     fn resolve_numbers(&self, request: &GenerateRequest) -> Result<Resolved, Failure> {
@@ -562,18 +660,6 @@ impl DiffusionPipeline {
     }
 }
 
-/// What the denoiser sees of `latents`: each batch element times its factor. The sampler goes on from the latents themselves.
-fn scaled_inputs(ctx: &Ctx<'_>, latents: &Tensor, scales: &[f32]) -> Result<Tensor, TensorError> {
-    // A member that shares its batch with others may be multiplied by 1, which changes no bit.
-    if scales.iter().all(|scale| *scale == 1.0) {
-        return Ok(latents.clone());
-    }
-    let scales = ctx.cast(&ctx.upload_f32(scales, &[scales.len(), 1, 1, 1])?)?;
-    let out = ctx.alloc(latents.dims())?;
-    ctx.backend.mul(latents, &scales, &out)?;
-    Ok(out)
-}
-
 /// Conditionings of equal shapes as one batch, in order.
 fn stack(ctx: &Ctx<'_>, parts: &[&Conditioning]) -> Result<Conditioning, TensorError> {
     let tokens: Vec<&Tensor> = parts.iter().map(|part| &part.tokens).collect();
@@ -592,7 +678,7 @@ fn stack(ctx: &Ctx<'_>, parts: &[&Conditioning]) -> Result<Conditioning, TensorE
 fn stack_tensors(ctx: &Ctx<'_>, parts: &[&Tensor]) -> Result<Tensor, TensorError> {
     let mut dims = parts[0].dims().to_vec();
     dims[0] = parts.iter().map(|part| part.dim(0)).sum();
-    let out = ctx.alloc(&dims)?;
+    let out = ctx.backend.alloc(&dims, parts[0].dtype())?;
     let mut row = 0;
     for part in parts {
         ctx.backend.copy(part, &out.narrow(0, row, part.dim(0))?)?;
@@ -601,27 +687,26 @@ fn stack_tensors(ctx: &Ctx<'_>, parts: &[&Tensor]) -> Result<Tensor, TensorError
     Ok(out)
 }
 
-/// All negative prompts, then all prompts.
-fn stack_members(
-    ctx: &Ctx<'_>,
-    members: &[&mut Generation],
-    n_copies: usize,
-) -> Result<Conditioning, TensorError> {
+/// Rows of each member's text, `[copies, ..]` each, with all first copies before all second ones.
+fn by_copy(ctx: &Ctx<'_>, members: &[&Tensor], n_copies: usize) -> Result<Tensor, TensorError> {
+    if let [only] = members {
+        return Ok((*only).clone());
+    }
     let mut rows = Vec::with_capacity(n_copies * members.len());
     for copy_idx in 0..n_copies {
         for member in members {
-            let one = &member.conditioning;
-            rows.push(Conditioning {
-                tokens: one.tokens.narrow(0, copy_idx, 1)?,
-                n_last_repeats: one.n_last_repeats,
-                pooled: match &one.pooled {
-                    None => None,
-                    Some(pooled) => Some(pooled.narrow(0, copy_idx, 1)?),
-                },
-            });
+            rows.push(member.narrow(0, copy_idx, 1)?);
         }
     }
-    stack(ctx, &rows.iter().collect::<Vec<_>>())
+    stack_tensors(ctx, &rows.iter().collect::<Vec<_>>())
+}
+
+/// A mistake of this file, if it ever shows.
+fn unlike_plan(plan: &StepPlan) -> TensorError {
+    TensorError::Operand {
+        op: "step",
+        detail: format!("inputs or outputs are not those of {plan:?}"),
+    }
 }
 
 /// Equal for requests that may share a step: the batch of the conditioning tells whether there is guidance.

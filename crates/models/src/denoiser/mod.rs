@@ -13,7 +13,7 @@ use std::fmt::Debug;
 
 /// A denoiser. No result for one batch element depends on the others.
 pub(crate) trait Denoiser: Debug {
-    /// Latents `[batch, h, w, c]`, timesteps `[batch]` f32, to a prediction of the latents' shape.
+    /// Latents `[batch, h, w, c]` in the element type of activations, timesteps `[batch]` f32, to a prediction of the latents' shape.
     ///
     /// # Errors
     /// The device's.

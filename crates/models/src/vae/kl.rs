@@ -175,8 +175,10 @@ impl KlDecoder {
 
 impl Decoder for KlDecoder {
     fn decode(&self, ctx: &Ctx<'_>, latents: &Tensor) -> Result<Tensor> {
-        let mut x = ctx.alloc(latents.dims())?;
-        ctx.backend.affine(latents, self.scale, self.shift, &x)?;
+        let scaled = ctx.backend.alloc(latents.dims(), latents.dtype())?;
+        ctx.backend.affine(latents, self.scale, self.shift, &scaled)?;
+        let mut x = ctx.cast(&scaled)?;
+        drop(scaled);
         if let Some(post_quant) = &self.post_quant {
             x = post_quant.forward(ctx, &x, After::default())?;
         }

@@ -10,7 +10,7 @@ use std::fmt::Debug;
 
 /// The decoder of an autoencoder.
 pub(crate) trait Decoder: Debug {
-    /// Latents as the denoiser left them, `[batch, h, w, c]`, to pixels in about `[-1, 1]`, `[batch, H, W, 3]`.
+    /// f32 latents as the last step left them, `[batch, h, w, c]`, to pixels in about `[-1, 1]`, `[batch, H, W, 3]`.
     ///
     /// # Errors
     /// The device's.
