@@ -6,7 +6,9 @@ use crate::{
     memory::{CudaBuffer, Memory},
     module::Modules,
     ops::{self, Ops},
-    repeat, weights,
+    repeat,
+    report::Reports,
+    weights,
 };
 use cudarc::driver::result;
 use denoised_tensor::{
@@ -45,6 +47,7 @@ impl Default for CudaOptions {
 pub struct CudaBackend {
     // Modules are unloaded, and memory is given back, before the device is closed.
     modules: Modules,
+    reports: Reports,
     memory: Memory,
     device: Rc<Device>,
     dtype: DType,
@@ -72,8 +75,10 @@ impl CudaBackend {
             cache.as_deref(),
         )?;
         let memory = Memory::new(Rc::clone(&device));
+        let reports = Reports::new(&device, &memory)?;
         Ok(Self {
             modules,
+            reports,
             memory,
             device,
             dtype: options.dtype,
@@ -85,6 +90,7 @@ impl CudaBackend {
             device: &self.device,
             memory: &self.memory,
             modules: &self.modules,
+            reports: &self.reports,
             dtype: self.dtype,
         }
     }
@@ -166,11 +172,13 @@ impl Backend for CudaBackend {
         // SAFETY: the view holds that many bytes; `out` is not touched until the stream has been waited for.
         let answer = unsafe { result::memcpy_dtoh_async(out, view.start, self.device.stream()) };
         self.device.check("download", answer)?;
-        self.device.synchronize("download")
+        self.device.synchronize("download")?;
+        self.reports.look(&self.device)
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.device.synchronize("synchronize")
+        self.device.synchronize("synchronize")?;
+        self.reports.look(&self.device)
     }
 
     fn memory(&self) -> MemoryStats {

@@ -33,7 +33,6 @@ macro_rules! sources {
 sources![
     "elementwise",
     "norm",
-    "layout",
     "lookup",
     "sample",
     "attention",

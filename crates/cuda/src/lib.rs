@@ -15,6 +15,7 @@
 //! | `image`, `module` | from sources to loaded functions: embedded fatbin, or NVRTC with a cache on disk |
 //! | `operand` | from tensors to what kernels are given |
 //! | `ops/` | one file per group of ops: the launches |
+//! | `report` | what kernels find wrong with numbers they are given |
 //! | `repeat` | recordings (CUDA graphs) |
 //! | `backend` | the contract, each op in a line |
 //! | `standin/` | a workspace of its own: CUDA's libraries played by the CPU, for tests |
@@ -28,6 +29,7 @@ mod module;
 mod operand;
 mod ops;
 mod repeat;
+mod report;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};

@@ -27,6 +27,16 @@ pub(crate) struct Rows {
     strides: [i64; 5],
 }
 
+impl Rows {
+    /// For an operand that is not there.
+    pub(crate) const NONE: Self = Self {
+        start: 0,
+        n_levels: 0,
+        extents: [1; 5],
+        strides: [0; 5],
+    };
+}
+
 impl View {
     pub(crate) fn dims(&self) -> &[usize] {
         self.shape.dims()

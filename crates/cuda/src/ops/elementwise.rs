@@ -1,7 +1,10 @@
 //! Element-wise ops.
 
 use super::{Extents, Ops, walk::Walk};
-use crate::{module::Kernel, operand::activation_code};
+use crate::{
+    module::Kernel,
+    operand::{View, activation_code},
+};
 use denoised_tensor::{Activation, DType, GateOrder, Result, Tensor, check};
 
 const fn kernel(name: &'static str) -> Kernel {
@@ -177,8 +180,18 @@ pub(crate) fn gated(
 
 pub(crate) fn copy(ops: Ops<'_>, x: &Tensor, out: &Tensor) -> Result<()> {
     check::copy(x, out)?;
-    let walk = walk(ops, "copy", [("out", out), ("x", x)])?;
-    let kernel = match x.dtype() {
+    move_elements(
+        ops,
+        "copy",
+        &ops.view("copy", "out", out)?,
+        &ops.view("copy", "x", x)?,
+    )
+}
+
+/// Copies `x`, broadcast to `out`, converting its dtype.
+pub(super) fn move_elements(ops: Ops<'_>, op: &'static str, out: &View, x: &View) -> Result<()> {
+    let walk = Walk::new(op, [out, x])?;
+    let kernel = match x.dtype {
         DType::F32 => COPY_FROM_F32,
         DType::BF16 => COPY_FROM_BF16,
         DType::F16 => COPY_FROM_F16,
@@ -189,7 +202,7 @@ pub(crate) fn copy(ops: Ops<'_>, x: &Tensor, out: &Tensor) -> Result<()> {
     unsafe {
         ops.launch(
             kernel,
-            out.dtype(),
+            out.dtype,
             Extents::looping(walk.n_items(), ops.device),
             &walk,
         )

@@ -15,6 +15,7 @@ use crate::{
     memory::Memory,
     module::{Kernel, Modules},
     operand::{self, View},
+    report::Reports,
 };
 use denoised_tensor::{DType, Result, Tensor};
 
@@ -24,6 +25,7 @@ pub(crate) struct Ops<'a> {
     pub(crate) device: &'a Device,
     pub(crate) memory: &'a Memory,
     pub(crate) modules: &'a Modules,
+    pub(crate) reports: &'a Reports,
     /// Element type of matrices, kernels and activations.
     pub(crate) dtype: DType,
 }

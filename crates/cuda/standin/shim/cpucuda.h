@@ -354,6 +354,8 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float sinpif(float x) { return (float)sin(M_PI * (double)x); }
+inline float cospif(float x) { return (float)cos(M_PI * (double)x); }
 inline float fast_exp2(float x) { return exp2f(x); }
 inline float fast_rcp(float x) { return 1.0f / x; }
 inline float __saturatef(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
