@@ -125,6 +125,26 @@ template <class T> DEVICE void gated(const GatedArgs& args) {
     walk_all<T>(args.walk, GatedOp{args.code, args.first_is_activated});
 }
 
+// What follows a product with its bias: out = residual + gate * activation(x). What is not there counts for nothing.
+struct FinishArgs {
+    // Output, product, gate, residual; the gate is broadcast over the rows of a batch element.
+    Walk<4> walk;
+    int code;
+    int has_gate;
+    int has_residual;
+};
+struct FinishOp {
+    int code, has_gate, has_residual;
+    DEVICE float operator()(const float* x) const {
+        float y = activate(code, x[0]);
+        if (has_gate) y *= x[1];
+        return has_residual ? x[2] + y : y;
+    }
+};
+template <class T> DEVICE void finish(const FinishArgs& args) {
+    walk_all<T>(args.walk, FinishOp{args.code, args.has_gate, args.has_residual});
+}
+
 struct FillArgs {
     Walk1 walk;
     float value;
@@ -188,6 +208,7 @@ FOR_EACH_TYPE(gated_add, Walk4)
 FOR_EACH_TYPE(affine, AffineArgs)
 FOR_EACH_TYPE(activation, ActivationArgs)
 FOR_EACH_TYPE(gated, GatedArgs)
+FOR_EACH_TYPE(finish, FinishArgs)
 FOR_EACH_TYPE(fill, FillArgs)
 
 template <class To> DEVICE void copy_from_f32(const Walk2& walk) { copy<float, To>(walk); }

@@ -6,6 +6,7 @@ use crate::{
     memory::{CudaBuffer, Memory},
     module::Modules,
     ops::{self, Ops},
+    products::Products,
     repeat,
     report::Reports,
     weights,
@@ -47,6 +48,7 @@ impl Default for CudaOptions {
 pub struct CudaBackend {
     // Modules are unloaded, and memory is given back, before the device is closed.
     modules: Modules,
+    products: Products,
     reports: Reports,
     memory: Memory,
     device: Rc<Device>,
@@ -76,8 +78,10 @@ impl CudaBackend {
         )?;
         let memory = Memory::new(Rc::clone(&device));
         let reports = Reports::new(&device, &memory)?;
+        let products = Products::new(&device, &memory)?;
         Ok(Self {
             modules,
+            products,
             reports,
             memory,
             device,
@@ -90,6 +94,7 @@ impl CudaBackend {
             device: &self.device,
             memory: &self.memory,
             modules: &self.modules,
+            products: &self.products,
             reports: &self.reports,
             dtype: self.dtype,
         }

@@ -157,6 +157,13 @@ impl Device {
         })
     }
 
+    /// Enqueues work that is not a kernel of ours; `launch` is what a report of a fault shows.
+    pub(crate) fn enqueue(&self, launch: Launch, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.check_alive()?;
+        self.note(launch);
+        work()
+    }
+
     /// Enqueues `function` with one argument.
     ///
     /// # Safety
@@ -170,13 +177,8 @@ impl Device {
         self.check_alive()?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         let shared_bytes = launch.shared_bytes;
-        let mut log = self.log.borrow_mut();
-        if log.len() == LOG_LEN {
-            log.pop_front();
-        }
         let what = launch.name.clone();
-        log.push_back(launch);
-        drop(log);
+        self.note(launch);
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the caller vouches for `args`, which the driver copies before it returns; `function` belongs to this context.
         let answer = unsafe {
@@ -190,6 +192,14 @@ impl Device {
             )
         };
         self.check(&what, answer)
+    }
+
+    fn note(&self, launch: Launch) {
+        let mut log = self.log.borrow_mut();
+        if log.len() == LOG_LEN {
+            log.pop_front();
+        }
+        log.push_back(launch);
     }
 
     /// Waits until all that was enqueued has run.

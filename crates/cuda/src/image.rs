@@ -38,7 +38,6 @@ sources![
     "attention",
     "flash",
     "scores",
-    "epilogue",
     "im2col",
     "conv",
 ];

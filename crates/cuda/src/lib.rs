@@ -15,6 +15,7 @@
 //! | `image`, `module` | from sources to loaded functions: embedded fatbin, or NVRTC with a cache on disk |
 //! | `operand` | from tensors to what kernels are given |
 //! | `ops/` | one file per group of ops: the launches |
+//! | `products` | matrix products by cuBLASLt |
 //! | `report` | what kernels find wrong with numbers they are given |
 //! | `repeat` | recordings (CUDA graphs) |
 //! | `backend` | the contract, each op in a line |
@@ -28,9 +29,10 @@ mod memory;
 mod module;
 mod operand;
 mod ops;
+mod products;
 mod repeat;
 mod report;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};
-pub use library::{Unavailable, device_count};
+pub use library::{Unavailable, device_count, libraries_are_present};

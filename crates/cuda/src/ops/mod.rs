@@ -15,9 +15,10 @@ use crate::{
     memory::Memory,
     module::{Kernel, Modules},
     operand::{self, View},
+    products::Products,
     report::Reports,
 };
-use denoised_tensor::{DType, Result, Tensor};
+use denoised_tensor::{DType, Result, Tensor, TensorError};
 
 /// What launches need of a backend.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,7 @@ pub(crate) struct Ops<'a> {
     pub(crate) device: &'a Device,
     pub(crate) memory: &'a Memory,
     pub(crate) modules: &'a Modules,
+    pub(crate) products: &'a Products,
     pub(crate) reports: &'a Reports,
     /// Element type of matrices, kernels and activations.
     pub(crate) dtype: DType,
@@ -56,6 +58,18 @@ impl Ops<'_> {
     /// The operand behind `tensor`.
     pub(crate) fn view(&self, op: &'static str, name: &str, tensor: &Tensor) -> Result<View> {
         operand::view(op, name, tensor, self.memory)
+    }
+
+    /// Refuses activations that matrices and kernels cannot be multiplied with.
+    pub(crate) fn check_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
+        if dtype == self.dtype {
+            return Ok(());
+        }
+        Err(TensorError::DType {
+            op,
+            dtype,
+            expected: self.dtype.as_str(),
+        })
     }
 
     /// Enqueues `kernel` for elements of `dtype`.
