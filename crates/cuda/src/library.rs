@@ -31,10 +31,9 @@ pub enum Unavailable {
 /// Number of CUDA devices that this process may use (`CUDA_VISIBLE_DEVICES` counts), at least one.
 ///
 /// # Errors
-/// [`Unavailable`]: no driver, no device, or no library for products.
+/// [`Unavailable`]: no driver, no device, or another library that is missing.
 pub fn device_count() -> Result<usize, Unavailable> {
-    driver_is_present()?;
-    products_are_present()?;
+    libraries_are_present()?;
     let count = driver::result::init().and_then(|()| driver::result::device::get_count());
     match count {
         Ok(count) if count > 0 => Ok(count as usize),
@@ -42,6 +41,17 @@ pub fn device_count() -> Result<usize, Unavailable> {
         Err(driver::DriverError(driver::sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Err(Unavailable::NoDevice),
         Err(error) => Err(driver_error(error)),
     }
+}
+
+/// Whether the libraries that a device needs are there. Opens them and calls nothing, so it is cheap and says nothing of devices.
+///
+/// # Errors
+/// [`Unavailable::Library`], the first that is missing.
+pub fn libraries_are_present() -> Result<(), Unavailable> {
+    driver_is_present()?;
+    products_are_present()?;
+    // This build holds no compiled kernels.
+    compiler_is_present()
 }
 
 /// Whether `libcuda`, which comes with the driver, is there.
