@@ -109,13 +109,13 @@ pub(crate) struct WorldArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
-    /// Device of every worker; this version has `cpu`
+    /// Device: `cpu`, `cuda` (one per worker), `cuda:N`, or `auto`: `cuda` where there are enough, else `cpu`
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: String,
 
-    /// Dtype of the computation; device `cpu` has `f32`
-    #[arg(long, value_name = "NAME", default_value = "f32")]
-    pub(crate) dtype: String,
+    /// Dtype of the computation: `f32`, `bf16`, `f16`; device `cpu` has `f32` [default: bf16 on cuda, f32 on cpu and in verify]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) dtype: Option<String>,
 
     /// Start without the small picture that every worker computes before it counts as ready
     #[arg(long)]
@@ -138,6 +138,22 @@ impl ModeName {
             Self::Request => "request",
             Self::Step => "step",
         }
+    }
+}
+
+impl WorldArgs {
+    /// `--dtype`, or the device's own.
+    pub(crate) fn dtype(&self) -> &str {
+        self.dtype.as_deref().unwrap_or("auto")
+    }
+}
+
+impl VerifyArgs {
+    /// The workers of a comparison: exact unless something else is asked for.
+    pub(crate) fn world(&self) -> WorldArgs {
+        let mut world = self.world.clone();
+        world.dtype.get_or_insert_with(|| "f32".to_owned());
+        world
     }
 }
 

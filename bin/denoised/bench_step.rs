@@ -20,7 +20,7 @@ pub(crate) fn report(args: &BenchModelArgs) -> Result<(String, Value), Error> {
     let config = WorkerConfig {
         model: model.clone(),
         device: args.world.device.clone(),
-        dtype: args.world.dtype.clone(),
+        dtype: args.world.dtype().to_owned(),
         n_threads: args.world.threads,
         warm_up: false,
     };
@@ -60,7 +60,9 @@ pub(crate) fn report(args: &BenchModelArgs) -> Result<(String, Value), Error> {
     let memory = loaded.backend.memory();
     let document = json!({
         "model": model_folder::name_of(&model),
-        "device": loaded.backend.info().description,
+        "device": loaded.device.name,
+        "device_description": loaded.device.description,
+        "dtype": loaded.device.dtype,
         "n_threads": loaded.backend.info().n_threads,
         "width": resolved.width,
         "height": resolved.height,
@@ -74,13 +76,15 @@ pub(crate) fn report(args: &BenchModelArgs) -> Result<(String, Value), Error> {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "{} at {}x{}, guidance {}, {} thread(s) on {}\n",
+        "{} at {}x{}, guidance {}, {} thread(s) on {} ({}), {}\n",
         model_folder::name_of(&model),
         resolved.width,
         resolved.height,
         resolved.guidance,
         loaded.backend.info().n_threads,
-        loaded.backend.info().description,
+        loaded.device.name,
+        loaded.device.description,
+        loaded.device.dtype,
     );
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     for (label, value, unit) in [

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::tensor_file;
 use denoised_types::{Capture, Failure, FailureCode, GenerateRequest, NamedTensor};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -27,8 +28,10 @@ pub(crate) struct Case {
     pub(crate) requests: Vec<GenerateRequest>,
     /// Whether the call had a list of prompts: its noise is then one draw for all, which no single request repeats.
     pub(crate) is_batch: bool,
-    /// What the reference computed.
+    /// What the reference computed, in f32.
     pub(crate) reference: Tensors,
+    /// Relative L2 error of the reference's own pipeline in bf16, by tensor.
+    pub(crate) bf16_error: BTreeMap<String, f64>,
 }
 
 impl Case {
@@ -79,6 +82,7 @@ impl Case {
             model,
             requests,
             is_batch,
+            bf16_error: bf16_error_of(&document).map_err(in_file)?,
             reference: tensor_file::read(&folder.join("reference.safetensors"))?,
         })
     }
@@ -98,6 +102,20 @@ impl Case {
                 ))
             })
     }
+}
+
+/// Absent in cases that were made without it.
+fn bf16_error_of(document: &Value) -> Result<BTreeMap<String, f64>, String> {
+    let Some(value) = document.get("bf16_error") else {
+        return Ok(BTreeMap::new());
+    };
+    let wrong = || "`bf16_error` is no object of finite numbers".to_owned();
+    let entries = value.as_object().ok_or_else(wrong)?;
+    let entry = |(name, value): (&String, &Value)| {
+        let error = value.as_f64().filter(|error| error.is_finite() && *error >= 0.0);
+        Ok((name.clone(), error.ok_or_else(wrong)?))
+    };
+    entries.iter().map(entry).collect()
 }
 
 fn read_json(path: &Path) -> Result<Value, Error> {
@@ -212,6 +230,7 @@ mod tests {
             assert_eq!(case.requests[0].n_steps, Some(n_steps));
             assert_eq!(case.latents_of(0).unwrap().shape, latents_shape);
             assert!(case.latents_of(1).is_err());
+            assert!(case.bf16_error["image"] > 0.0);
         }
         let error = Case::read(&data.join("absent")).unwrap_err();
         assert_eq!(error.code(), "invalid_request");

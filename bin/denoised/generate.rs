@@ -10,7 +10,7 @@ use crate::{interrupt, model_folder, prompts, world};
 use denoised_engine::{
     Engine, EngineHandle, EngineOptions, Output, RequestEvent, RequestHandle, SubmitOptions, policy,
 };
-use denoised_types::{Failure, FailureCode, GenerateRequest};
+use denoised_types::{Failure, FailureCode, GenerateRequest, WorkerDevice};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -52,11 +52,13 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
 
     let progress = Progress::new(!args.quiet && !args.json);
     let executor = world::start(&args.world, &model, &progress)?;
-    let family = executor
-        .world()
-        .model
-        .map(|model| model.family)
-        .unwrap_or_default();
+    let world = executor.world();
+    if !args.quiet && !args.json && !world.devices.is_empty() {
+        let shown = world::shown_devices(&world.devices);
+        progress.suspend(|| say(&format!("device {shown}")));
+    }
+    let devices = world.devices;
+    let family = world.model.map(|model| model.family).unwrap_or_default();
     let options = EngineOptions {
         default_deadline: DEADLINE,
         ..EngineOptions::default()
@@ -78,6 +80,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         target: &target,
         progress: &progress,
         family,
+        devices,
         model_name: model_folder::name_of(&model),
         seed_is_random,
         n_pictures: pictures.len(),
@@ -177,6 +180,8 @@ struct Session<'a> {
     target: &'a Target,
     progress: &'a Progress,
     family: String,
+    /// By rank.
+    devices: Vec<WorkerDevice>,
     model_name: String,
     seed_is_random: bool,
     n_pictures: usize,
@@ -349,6 +354,7 @@ impl Session<'_> {
         self.n_finished += 1;
         let file = self.target.file(picture.image_idx);
         if self.args.json {
+            let device = self.devices.get(usize::from(output.rank().0));
             return write_line(&json!({
                 "index": picture.image_idx,
                 "file": file,
@@ -364,6 +370,10 @@ impl Session<'_> {
                 "family": self.family,
                 "mode": self.args.mode.name(),
                 "rank": output.rank(),
+                "device": device.map(|device| &device.name),
+                "device_description": device.map(|device| &device.description),
+                "dtype": device.map(|device| &device.dtype),
+                "device_reason": device.and_then(|device| device.reason.as_ref()),
                 "times_ms": {
                     "encode": times.encode_ms,
                     "denoise": times.denoise_ms,

@@ -2,7 +2,7 @@
 
 use crate::args::VerifyArgs;
 use crate::case::Case;
-use crate::compare::{Row, Tensors, compare, shown, stack};
+use crate::compare::{Demand, Row, Tensors, compare, shown, stack};
 use crate::error::Error;
 use crate::every_rank::EveryRank;
 use crate::output::write_stdout;
@@ -10,7 +10,7 @@ use crate::profile::{self, Recording};
 use crate::progress::Progress;
 use crate::{interrupt, sharing, tensor_file, world};
 use denoised_executor::Executor;
-use denoised_types::{GenerateRequest, Generated};
+use denoised_types::{GenerateRequest, Generated, WorkerDevice};
 use serde_json::json;
 use std::fmt::Write;
 use std::time::Duration;
@@ -29,7 +29,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
     let case = Case::read(&args.case)?;
     profile::check(args.profile.as_deref())?;
     let progress = Progress::new(!args.json);
-    let executor = world::start(&args.world, &case.model, &progress)?;
+    let executor = world::start(&args.world(), &case.model, &progress)?;
+    let devices = executor.world().devices;
     let waker = executor.waker();
     let watched = interrupt::watched(move || waker.wake());
     let n_ranks = usize::from(executor.world().world_size);
@@ -50,20 +51,28 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
     if let (Some(path), Some(tensors)) = (&args.dump, runs.first()) {
         tensor_file::write(path, tensors)?;
     }
+    let demand = Demand {
+        half: devices
+            .iter()
+            .any(|device| device.dtype != "f32")
+            .then_some(&case.bf16_error),
+        is_batch_exact: devices.iter().all(|device| device.name == "cpu"),
+    };
     let rows = compare(
         &runs,
         n_ranks,
         &case.reference,
         &[(SEEDED_LATENTS, "latents.init")],
+        demand,
     );
     // In a batch the reference's own noise is one draw for all prompts, which no single request repeats.
     let is_compared = |row: &Row| !(case.is_batch && row.name == "seeded.image" && row.sha256.is_empty());
     let rows: Vec<Row> = rows.into_iter().filter(is_compared).collect();
     let n_wrong = rows.iter().filter(|row| row.problem.is_some()).count();
     let text = if args.json {
-        as_json(args, &case, &rows, n_wrong)
+        as_json(args, &case, &devices, demand, &rows, n_wrong)
     } else {
-        as_table(args, &case, &rows, n_wrong)
+        as_table(args, &case, &devices, demand, &rows, n_wrong)
     };
     write_stdout(text.as_bytes())?;
     if n_wrong == 0 {
@@ -135,26 +144,33 @@ fn compute_all(case: &Case, n_ranks: usize, run: RunOnRanks<'_>) -> Result<Vec<T
     Ok(runs)
 }
 
-fn as_table(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> String {
+fn as_table(
+    args: &VerifyArgs,
+    case: &Case,
+    devices: &[WorkerDevice],
+    demand: Demand<'_>,
+    rows: &[Row],
+    n_wrong: usize,
+) -> String {
     let world = &args.world;
     let mut text = String::new();
     let mut line = |line: std::fmt::Arguments<'_>| {
         let _ = writeln!(text, "{}", line.to_string().trim_end());
     };
     line(format_args!(
-        "case {} ({}), {} with {} worker(s), {} {}, {} mode{}",
+        "case {} ({}), {} with {} worker(s) on {}, {} mode{}",
         case.name,
         case.family,
         world.executor,
         world.workers,
-        world.device,
-        world.dtype,
+        world::shown_devices(devices),
         args.mode.name(),
         match args.n_sharing {
             0 => String::new(),
             n_sharing => format!(", alone and with {n_sharing} other request(s) in its waves"),
         }
     ));
+    line(format_args!("limits: {}", demand.rule()));
     let name_width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(6);
     let shape_width = rows
         .iter()
@@ -170,7 +186,7 @@ fn as_table(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> Str
         let limit = if row.limit == 0.0 {
             "exact".to_owned()
         } else {
-            format!("{:.0e}", row.limit)
+            format!("{:.1e}", row.limit)
         };
         let error = row
             .error
@@ -197,7 +213,8 @@ fn as_table(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> Str
             world.workers,
             match args.n_sharing {
                 0 => String::new(),
-                n => format!(", and the same bits again among {n} other request(s)"),
+                n if demand.is_batch_exact => format!(", and the same bits again among {n} other request(s)"),
+                n => format!(", and within the limits again among {n} other request(s)"),
             }
         )),
         _ => line(format_args!("{n_wrong} of {} tensors are wrong", rows.len())),
@@ -205,7 +222,14 @@ fn as_table(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> Str
     text
 }
 
-fn as_json(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> String {
+fn as_json(
+    args: &VerifyArgs,
+    case: &Case,
+    devices: &[WorkerDevice],
+    demand: Demand<'_>,
+    rows: &[Row],
+    n_wrong: usize,
+) -> String {
     let world = &args.world;
     let tensors: Vec<_> = rows
         .iter()
@@ -228,7 +252,17 @@ fn as_json(args: &VerifyArgs, case: &Case, rows: &[Row], n_wrong: usize) -> Stri
         "workers": world.workers,
         "threads": world.threads,
         "device": world.device,
-        "dtype": world.dtype,
+        "dtype": devices.first().map(|device| &device.dtype),
+        "devices": devices
+            .iter()
+            .map(|device| json!({
+                "name": device.name,
+                "description": device.description,
+                "dtype": device.dtype,
+                "reason": device.reason,
+            }))
+            .collect::<Vec<_>>(),
+        "limit_rule": demand.rule(),
         "mode": args.mode.name(),
         "n_sharing": args.n_sharing,
         "tensors": tensors,

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::logs;
 use crate::progress::Progress;
 use denoised_executor::{Executor, ExecutorRegistry, MpOptions, WorkerProgram};
-use denoised_types::{Failure, WorkerConfig};
+use denoised_types::{Failure, WorkerConfig, WorkerDevice};
 use denoised_worker::Registry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use std::sync::Arc;
 /// went wrong in the workers, which are all gone then.
 pub(crate) fn start(args: &WorldArgs, model: &Path, progress: &Progress) -> Result<Arc<dyn Executor>, Error> {
     // Refused here already, since it needs no worker to know.
-    denoised_worker::check_device(&args.device, &args.dtype)?;
+    denoised_worker::check_device(&args.device, args.dtype())?;
     let config = WorkerConfig {
         model: absolute(model),
         device: args.device.clone(),
-        dtype: args.dtype.clone(),
+        dtype: args.dtype().to_owned(),
         n_threads: args.threads,
         warm_up: !args.no_warm_up,
     };
@@ -37,6 +37,9 @@ pub(crate) fn start(args: &WorldArgs, model: &Path, progress: &Progress) -> Resu
         .start(&choice, options, &mut |rank, phase| progress.phase(rank, &phase))
         .map_err(Failure::from)?;
     let world = executor.world();
+    for (rank, device) in world.devices.iter().enumerate() {
+        tracing::info!("rank {rank}: {}", shown_devices(std::slice::from_ref(device)));
+    }
     tracing::info!(
         "{} with {} worker(s) {:?} is ready, {} bytes of weights",
         world.kind,
@@ -45,6 +48,35 @@ pub(crate) fn start(args: &WorldArgs, model: &Path, progress: &Progress) -> Resu
         world.weight_bytes
     );
     Ok(executor)
+}
+
+/// Name, model and dtype of the devices of a world, each kind once, and why they are not others: `cuda:0, cuda:1 (NVIDIA H200), bf16`.
+pub(crate) fn shown_devices(devices: &[WorkerDevice]) -> String {
+    let mut kinds: Vec<(&WorkerDevice, Vec<&str>)> = Vec::new();
+    for device in devices {
+        let is_alike = |(one, _): &&mut (&WorkerDevice, Vec<&str>)| {
+            (&one.description, &one.dtype, &one.reason)
+                == (&device.description, &device.dtype, &device.reason)
+        };
+        match kinds.iter_mut().find(is_alike) {
+            Some((_, names)) if names.contains(&device.name.as_str()) => {}
+            Some((_, names)) => names.push(&device.name),
+            None => kinds.push((device, vec![&device.name])),
+        }
+    }
+    let shown = kinds.iter().map(|(device, names)| {
+        let reason = device
+            .reason
+            .as_ref()
+            .map_or(String::new(), |reason| format!("; not CUDA: {reason}"));
+        format!(
+            "{} ({}), {}{reason}",
+            names.join(", "),
+            device.description,
+            device.dtype
+        )
+    });
+    shown.collect::<Vec<_>>().join("; ")
 }
 
 /// This program, logging as much as this process.
@@ -59,4 +91,34 @@ fn worker_program() -> WorkerProgram {
 /// Workers may have another working folder.
 fn absolute(model: &Path) -> PathBuf {
     std::path::absolute(model).unwrap_or_else(|_| model.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, reason: Option<&str>) -> WorkerDevice {
+        WorkerDevice {
+            name: name.to_owned(),
+            description: "NVIDIA H200".to_owned(),
+            dtype: "bf16".to_owned(),
+            reason: reason.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn devices_alike_are_named_together() {
+        let two = [
+            device("cuda:0", None),
+            device("cuda:1", None),
+            device("cuda:1", None),
+        ];
+        assert_eq!(shown_devices(&two), "cuda:0, cuda:1 (NVIDIA H200), bf16");
+        let one = [device("cpu", Some("there is no driver"))];
+        assert_eq!(
+            shown_devices(&one),
+            "cpu (NVIDIA H200), bf16; not CUDA: there is no driver"
+        );
+        assert_eq!(shown_devices(&[]), "");
+    }
 }

@@ -1,7 +1,7 @@
 //! What an engine needs from an executor. An embedder's own executor implements this and runs the conformance suite.
 
 use crate::Output;
-use denoised_types::{CallId, Epoch, Failure, ModelInfo, Rank, RequestId, WaveId};
+use denoised_types::{CallId, Epoch, Failure, ModelInfo, Rank, RequestId, WaveId, WorkerDevice};
 use denoised_wire::{MethodInfo, Wave};
 use std::{
     fmt,
@@ -96,7 +96,9 @@ pub struct WorldInfo {
     pub epoch: Epoch,
     /// What the workers loaded.
     pub model: Option<ModelInfo>,
-    /// Bytes of the prepared weights, shared by all ranks of a host.
+    /// What the workers compute with, by rank; empty for workers that have no device.
+    pub devices: Vec<WorkerDevice>,
+    /// Bytes of the prepared weights of one rank, shared by all ranks of a host.
     pub weight_bytes: u64,
     /// Process ids of the workers by rank; empty for workers without processes.
     pub pids: Vec<u32>,

@@ -14,7 +14,7 @@ use denoised_os::{
     poll::wait_readable,
     signal::Signal,
 };
-use denoised_types::{Epoch, Failure, FailureCode, ModelInfo, Rank};
+use denoised_types::{Epoch, Failure, FailureCode, ModelInfo, Rank, WorkerDevice};
 use denoised_wire::{BootUp, MethodInfo, StartPhase};
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -47,10 +47,11 @@ pub(crate) fn default_n_threads(n_workers: u16) -> u32 {
 
 /// What a rank said when it was ready.
 #[derive(Clone, Debug, Default)]
-struct Ready {
-    model: Option<ModelInfo>,
-    weight_bytes: u64,
-    methods: Vec<MethodInfo>,
+pub(crate) struct Ready {
+    pub(crate) model: Option<ModelInfo>,
+    pub(crate) device: Option<WorkerDevice>,
+    pub(crate) weight_bytes: u64,
+    pub(crate) methods: Vec<MethodInfo>,
 }
 
 /// A started world before it is one.
@@ -105,8 +106,13 @@ pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<Start
                 let has_it = |ready: &Ready| ready.methods.contains(method);
                 ranks.iter().filter_map(|rank| rank.ready.as_ref()).all(has_it)
             };
+            let devices: Option<Vec<WorkerDevice>> = ranks
+                .iter()
+                .map(|rank| rank.ready.as_ref().and_then(|ready| ready.device.clone()))
+                .collect();
             let Ready {
                 model,
+                device: _,
                 weight_bytes,
                 mut methods,
             } = ranks
@@ -120,6 +126,7 @@ pub(crate) fn start(options: &MpOptions, progress: Progress<'_>) -> Result<Start
                 replicas: (0..options.n_workers).map(|rank| vec![Rank(rank)]).collect(),
                 epoch,
                 model,
+                devices: devices.unwrap_or_default(),
                 weight_bytes,
                 pids,
                 methods,
@@ -273,6 +280,7 @@ fn listen(ranks: &mut [Starting], rank_idx: usize, progress: Progress<'_>) -> Re
             Ok(Some((
                 BootUp::Ready {
                     model,
+                    device,
                     weight_bytes,
                     methods,
                 },
@@ -281,6 +289,7 @@ fn listen(ranks: &mut [Starting], rank_idx: usize, progress: Progress<'_>) -> Re
                 ranks[rank_idx].phase = StartPhase::Ready;
                 ranks[rank_idx].ready = Some(Ready {
                     model,
+                    device,
                     weight_bytes,
                     methods,
                 });

@@ -6,14 +6,14 @@
 use crate::{
     Capabilities, Executor, ExecutorError, Limits, ShutdownReport, UniOptions, WorldInfo, WorldStats,
     hosted::Hosted,
-    start::{Progress, default_n_threads, next_epoch, setup_failure},
+    start::{Progress, Ready, default_n_threads, next_epoch, setup_failure},
     stop::{First, Lives, Stopper},
     world::World,
 };
 use denoised_link::{LinkError, LocalBoot, WorkerEnd, local_link};
 use denoised_os::{Deadline, signal::Signal};
-use denoised_types::{Failure, FailureCode, ModelInfo, Rank};
-use denoised_wire::{BootUp, MethodInfo, StartPhase};
+use denoised_types::{Failure, FailureCode, Rank};
+use denoised_wire::{BootUp, StartPhase};
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -81,17 +81,17 @@ impl UniExecutor {
                 });
             })
             .map_err(|error| failed(Failure::new(FailureCode::OutOfMemory, error.to_string())))?;
-        let (model, weight_bytes, methods) =
-            await_ready(&boot, &thread, deadline, progress).map_err(failed)?;
+        let ready = await_ready(&boot, &thread, deadline, progress).map_err(failed)?;
         let info = WorldInfo {
             kind: "uni",
             world_size: 1,
             replicas: vec![vec![Rank(0)]],
             epoch,
-            model,
-            weight_bytes,
+            model: ready.model,
+            devices: ready.device.into_iter().collect(),
+            weight_bytes: ready.weight_bytes,
             pids: Vec::new(),
-            methods,
+            methods: ready.methods,
             capabilities: Capabilities {
                 is_isolated: false,
                 defers_outputs: false,
@@ -131,7 +131,7 @@ fn await_ready(
     thread: &WorkerThread,
     deadline: Deadline,
     progress: Progress<'_>,
-) -> Result<(Option<ModelInfo>, u64, Vec<MethodInfo>), Failure> {
+) -> Result<Ready, Failure> {
     let rank = Rank(0);
     let mut phase = StartPhase::Spawned;
     progress(rank, phase);
@@ -143,11 +143,17 @@ fn await_ready(
             }
             Ok(BootUp::Ready {
                 model,
+                device,
                 weight_bytes,
                 methods,
             }) => {
                 progress(rank, StartPhase::Ready);
-                return Ok((model, weight_bytes, methods));
+                return Ok(Ready {
+                    model,
+                    device,
+                    weight_bytes,
+                    methods,
+                });
             }
             Ok(BootUp::StartFailed(failure)) => return Err(failure),
             // There is nobody to share with.

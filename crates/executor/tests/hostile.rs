@@ -227,6 +227,7 @@ fn lie(role: &str) {
     }
     let ready = BootUp::Ready {
         model: None,
+        device: None,
         weight_bytes: 0,
         methods: Vec::new(),
     };

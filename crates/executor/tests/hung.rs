@@ -193,6 +193,7 @@ fn swallow(end: WorkerEnd, doing: Doing) {
     let methods = vec![method("echo", Lane::Data), method("progress", Lane::Control)];
     let ready = BootUp::Ready {
         model: None,
+        device: None,
         weight_bytes: 0,
         methods,
     };

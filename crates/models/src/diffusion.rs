@@ -1,8 +1,8 @@
 //! The one loop: encode, then step by step denoise, then decode, for every family that is made of a conditioner, a denoiser and a
 //! decoder.
 //!
-//! R1. A step of several requests is one forward over a batch; each gets bit for bit what it would get alone, because no op mixes
-//!     batch elements (R4 of `tensor`).
+//! R1. A step of several requests is one forward over a batch; no op mixes batch elements, so each gets what it would get alone: to the
+//!     last bit where the backend's sums do not depend on the batch, within rounding where they do.
 //! R2. With guidance the batch holds all negative prompts first, then all prompts.
 //! R3. Nothing here is per family: what differs is data or a component.
 //! R4. Latents are f32, whatever the denoiser computes in: what a step adds is small beside them.
@@ -18,7 +18,7 @@ use crate::{
 use denoised_nn::Ctx;
 use denoised_sampler::{Sampler, Schedule, TorchGenerator};
 use denoised_tensor::{
-    Backend, DType, Prepared, StepArgs, Tensor, TensorError, Weight, WeightSource, WeightSpec,
+    Backend, DType, MemoryStats, Prepared, StepArgs, Tensor, TensorError, Weight, WeightSource, WeightSpec,
 };
 use denoised_types::{
     Capture, Failure, FailureCode, GenerateRequest, Image, ModelInfo, NamedTensor, Resolved,
@@ -272,6 +272,10 @@ impl Pipeline for DiffusionPipeline {
             height: generation.resolved.height,
             rgb,
         })
+    }
+
+    fn memory(&self) -> MemoryStats {
+        self.backend.memory()
     }
 }
 

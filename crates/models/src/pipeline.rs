@@ -3,7 +3,7 @@
 //! Knows nothing of processes, waves or who is waiting.
 
 use crate::ModelError;
-use denoised_tensor::{Backend, Prepared, WeightSource, WeightSpec};
+use denoised_tensor::{Backend, MemoryStats, Prepared, WeightSource, WeightSpec};
 use denoised_types::{Failure, GenerateRequest, Image, ModelInfo, NamedTensor, Resolved};
 use std::{any::Any, fmt, rc::Rc};
 
@@ -60,6 +60,9 @@ pub trait Pipeline: fmt::Debug {
     /// # Errors
     /// `NonFinite` rather than a black picture, or the device's.
     fn decode(&self, running: &mut dyn Running) -> Result<Image, Failure>;
+
+    /// What the device holds beside the weights.
+    fn memory(&self) -> MemoryStats;
 }
 
 /// A request inside a pipeline: conditioning, latents and the state of its sampler.

@@ -189,6 +189,7 @@ impl FakeExecutor {
             replicas: (0..n_replicas).map(|rank| vec![Rank(rank)]).collect(),
             epoch: Epoch(1),
             model: None,
+            devices: Vec::new(),
             weight_bytes: 0,
             pids: Vec::new(),
             methods: vec![MethodInfo {

@@ -208,8 +208,8 @@ impl Start for ScriptedStart {
         Ok((
             Box::new(program),
             Started {
-                model: None,
                 weight_bytes,
+                ..Started::default()
             },
         ))
     }

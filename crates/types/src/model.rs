@@ -8,9 +8,10 @@ use std::path::PathBuf;
 pub struct WorkerConfig {
     /// Folder of the checkpoint.
     pub model: PathBuf,
-    /// `cpu`, `cuda` or `cuda:0`.
+    /// `cpu`; `cuda` for the device of each worker's rank; `cuda:N` for device N in every worker; `auto` for `cuda` where there are as
+    /// many devices as workers, else `cpu`.
     pub device: String,
-    /// Dtype of the computation: `f32`, `bf16`, `f16`.
+    /// Dtype of the computation: `f32`, `bf16`, `f16`, or `auto` for the device's own ([`WorkerConfig::default_dtype`]).
     pub dtype: String,
     /// Threads of a CPU worker; `None` means this machine's cores divided by the number of workers, at least one.
     pub n_threads: Option<u32>,
@@ -30,6 +31,24 @@ impl WorkerConfig {
             warm_up: true,
         }
     }
+
+    /// What the dtype `auto` stands for on a device: f32 on the CPU, bf16 on a GPU.
+    pub fn default_dtype(is_gpu: bool) -> &'static str {
+        if is_gpu { "bf16" } else { "f32" }
+    }
+}
+
+/// What a worker computes with, as it says when it is ready.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerDevice {
+    /// As users name it: `cpu`, `cuda:0`.
+    pub name: String,
+    /// Processor or GPU model and the instruction set in use.
+    pub description: String,
+    /// Dtype of the computation.
+    pub dtype: String,
+    /// Where the device was `auto`: why it is none of the other kind.
+    pub reason: Option<String>,
 }
 
 /// What a checkpoint is, as its files say.

@@ -6,7 +6,7 @@
 //! The socket stays open for the world's life: its end of file tells a worker that its executor is gone.
 
 use crate::StartPhase;
-use denoised_types::{Epoch, Failure, ModelInfo, Rank, WorkerConfig};
+use denoised_types::{Epoch, Failure, ModelInfo, Rank, WorkerConfig, WorkerDevice};
 use serde::{Deserialize, Serialize};
 
 /// What a descriptor sent with [`Hello`] is.
@@ -89,6 +89,8 @@ pub enum BootUp {
     Ready {
         /// What was loaded.
         model: Option<ModelInfo>,
+        /// What it computes with; `None` for programs without a device.
+        device: Option<WorkerDevice>,
         /// Bytes of the prepared weights.
         weight_bytes: u64,
         /// The methods that it has, by name.

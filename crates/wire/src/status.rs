@@ -13,6 +13,10 @@ pub struct WorkerMemory {
     pub pss_bytes: u64,
     /// Pages that no other process maps, in bytes.
     pub private_bytes: u64,
+    /// Activations and scratch on the device when the program last told of them, in bytes; with device `cpu` they are part of the others.
+    pub device_used_bytes: u64,
+    /// Most that this was.
+    pub device_peak_bytes: u64,
 }
 
 /// Reply of the method `status`.

@@ -149,6 +149,7 @@ fn boots() -> (Vec<BootDown>, Vec<BootUp>) {
         BootUp::PublishShared { has_weights: false },
         BootUp::Ready {
             model: None,
+            device: None,
             weight_bytes: 5,
             methods: vec![
                 MethodInfo {
@@ -299,9 +300,9 @@ fn replies_of_the_control_lane_survive_the_trip() {
 #[test]
 fn the_header_is_little_endian_in_field_order() {
     let bytes = header().to_bytes();
-    // By hand: version 3, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.
+    // By hand: version 4, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.
     let expected = [
-        3, 0, 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0xfa, 255, 255, 255, 255, 255, 255, 255,
+        4, 0, 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0xfa, 255, 255, 255, 255, 255, 255, 255,
     ];
     assert_eq!(bytes, expected);
     assert_eq!(Header::from_bytes(&bytes), header());

@@ -5,6 +5,7 @@
 //! R2. A recording holds at most [`MAX_RECORDED`] spans and request ids together; what finds no room is counted.
 
 use denoised_os::now_ns;
+use denoised_tensor::MemoryStats;
 use denoised_types::{CallId, Failure, FailureCode, Mode, Rank, RequestId, WaveId};
 use denoised_wire::{Doing, MemberProgress, Profile, RankProgress, Span, Work};
 use std::sync::{
@@ -25,6 +26,9 @@ pub(crate) struct Activity {
     pub(crate) n_waves: AtomicU64,
     /// Methods run so far, on both lanes.
     pub(crate) n_calls: AtomicU64,
+    /// Of the device, as the program last told.
+    pub(crate) device_used_bytes: AtomicU64,
+    pub(crate) device_peak_bytes: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -68,6 +72,8 @@ impl Activity {
             n_waiting: AtomicU32::new(0),
             n_waves: AtomicU64::new(0),
             n_calls: AtomicU64::new(0),
+            device_used_bytes: AtomicU64::new(0),
+            device_peak_bytes: AtomicU64::new(0),
             state: Mutex::new(State {
                 now: Now::Start,
                 since_ns: now,
@@ -89,6 +95,12 @@ impl Activity {
     /// The rank waits for a command.
     pub(crate) fn wait(&self) {
         self.lock().turn_to(Now::Nothing);
+    }
+
+    /// What the device holds.
+    pub(crate) fn note_memory(&self, memory: MemoryStats) {
+        self.device_used_bytes.store(memory.used_bytes, Ordering::Relaxed);
+        self.device_peak_bytes.store(memory.peak_bytes, Ordering::Relaxed);
     }
 
     /// The rank finishes.

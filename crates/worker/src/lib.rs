@@ -157,7 +157,7 @@ pub mod bench;
 pub use denoised_link::WORKER_ARG;
 /// What [`StartContext::phase`] reports.
 pub use denoised_wire::StartPhase;
-pub use device::{check_device, open_device};
+pub use device::{Opened, check_device, open_device};
 pub use load::{Loaded, load_pipeline};
 pub use pipeline_program::{PipelineProgram, PipelineStart};
 pub use program::{Program, Stage, Start, StartContext, Started, StepWave, WaveMember, WaveSink};

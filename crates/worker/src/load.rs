@@ -3,7 +3,7 @@
 use crate::device::open_device;
 use denoised_models::Pipeline;
 use denoised_tensor::{Backend, PrepareInput};
-use denoised_types::{Failure, WorkerConfig};
+use denoised_types::{Failure, Rank, WorkerConfig, WorkerDevice};
 use std::rc::Rc;
 
 /// A model on a device, and the device.
@@ -13,6 +13,8 @@ pub struct Loaded {
     pub pipeline: Box<dyn Pipeline>,
     /// The device.
     pub backend: Rc<dyn Backend>,
+    /// What it is.
+    pub device: WorkerDevice,
     /// Bytes of the prepared weights.
     pub weight_bytes: u64,
 }
@@ -22,7 +24,8 @@ pub struct Loaded {
 /// # Errors
 /// As a worker's start.
 pub fn load_pipeline(config: &WorkerConfig) -> Result<Loaded, Failure> {
-    let backend = open_device(config, 1)?;
+    let opened = open_device(config, (Rank(0), 1))?;
+    let (device, backend) = (opened.device(), opened.backend);
     let model = denoised_models::open(&config.model)?;
     let input = PrepareInput::Build(model.weight_source());
     let prepared = backend
@@ -33,6 +36,7 @@ pub fn load_pipeline(config: &WorkerConfig) -> Result<Loaded, Failure> {
     Ok(Loaded {
         pipeline,
         backend,
+        device,
         weight_bytes,
     })
 }

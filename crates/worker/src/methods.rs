@@ -16,7 +16,7 @@ pub(crate) fn register(registry: &mut Registry) {
     let control = &mut registry.control;
     control.insert(
         "memory".into(),
-        Box::new(|_, _| memory().map(|memory| memory.to_bytes())),
+        Box::new(|context, _| memory(context).map(|memory| memory.to_bytes())),
     );
     control.insert("status".into(), Box::new(|context, _| status(context)));
     control.insert(
@@ -41,17 +41,20 @@ fn status(context: &ControlContext<'_>) -> Result<Vec<u8>, Failure> {
         n_threads: context.config().n_threads,
         n_waves: activity.n_waves.load(Ordering::Relaxed),
         n_calls: activity.n_calls.load(Ordering::Relaxed),
-        memory: memory()?,
+        memory: memory(context)?,
     };
     Ok(status.to_bytes())
 }
 
-fn memory() -> Result<WorkerMemory, Failure> {
+fn memory(context: &ControlContext<'_>) -> Result<WorkerMemory, Failure> {
+    let activity = &context.shared.activity;
     match process::memory_of(std::process::id()) {
         Ok(memory) => Ok(WorkerMemory {
             rss_bytes: memory.rss_bytes,
             pss_bytes: memory.pss_bytes,
             private_bytes: memory.private_bytes,
+            device_used_bytes: activity.device_used_bytes.load(Ordering::Relaxed),
+            device_peak_bytes: activity.device_peak_bytes.load(Ordering::Relaxed),
         }),
         Err(error) => Err(Failure::new(FailureCode::Internal, error.to_string())),
     }

@@ -5,10 +5,10 @@
 //! R3. A failure that only one request can have ends that request. One that makes the device unusable ends the wave with an error,
 //!     and so the rank.
 
-use crate::device::open_device;
+use crate::device::{Opened, open_device};
 use crate::{Program, Stage, Start, StartContext, Started, StepWave, WaveMember, WaveSink};
 use denoised_models::{Model, Pipeline, Running};
-use denoised_tensor::{Backend, PrepareInput, Prepared};
+use denoised_tensor::{PrepareInput, Prepared};
 use denoised_types::{Failure, FailureCode, GenerateRequest, Generated, PhaseTimes, Rank, RequestId};
 use denoised_wire::StartPhase;
 use std::time::Instant;
@@ -21,13 +21,14 @@ impl Start for PipelineStart {
     fn start(&mut self, context: &mut dyn StartContext) -> Result<(Box<dyn Program>, Started), Failure> {
         let (rank, world_size) = context.place();
         context.phase(StartPhase::OpeningDevice);
-        let backend = open_device(context.config(), world_size)?;
+        let opened = open_device(context.config(), (rank, world_size))?;
         context.phase(StartPhase::ReadingModel);
         let model = denoised_models::open(&context.config().model)?;
         let info = model.info().clone();
-        let prepared = prepare(model.as_ref(), backend.as_ref(), rank, context)?;
+        let device = Some(opened.device());
+        let prepared = prepare(model.as_ref(), &opened, rank, context)?;
         let weight_bytes = prepared.n_bytes;
-        let pipeline = model.load(backend, prepared)?;
+        let pipeline = model.load(opened.backend, prepared)?;
         if context.config().warm_up {
             context.phase(StartPhase::WarmingUp);
             warm_up(pipeline.as_ref())
@@ -35,16 +36,19 @@ impl Start for PipelineStart {
         }
         let started = Started {
             model: Some(info),
+            device,
             weight_bytes,
+            memory: pipeline.memory(),
         };
         Ok((Box::new(PipelineProgram::new(pipeline)), started))
     }
 }
 
-/// Rank 0 builds the weights and shares them; the others take what it built, or build for themselves where weights cannot be shared.
+/// Rank 0 builds the weights and shares them; the others take what it built. Where every device has weights of its own, each rank builds
+/// them and waits for nobody.
 fn prepare(
     model: &dyn Model,
-    backend: &dyn Backend,
+    opened: &Opened,
     rank: Rank,
     context: &mut dyn StartContext,
 ) -> Result<Prepared, Failure> {
@@ -52,7 +56,7 @@ fn prepare(
         done_bytes: 0,
         total_bytes: 0,
     });
-    let shared = if rank == Rank(0) {
+    let shared = if rank == Rank(0) || !opened.shares_weights {
         None
     } else {
         context.await_shared()?
@@ -68,11 +72,12 @@ fn prepare(
                 total_bytes,
             });
         };
-        backend
+        opened
+            .backend
             .prepare(model.weight_specs(), input, &mut progress)
             .map_err(|error| denoised_models::tensor_failure(&error))?
     };
-    if rank == Rank(0) {
+    if rank == Rank(0) && opened.shares_weights {
         context.publish_shared(prepared.shared.take())?;
     }
     Ok(prepared)
@@ -203,6 +208,7 @@ impl PipelineProgram {
                 return Ok(None);
             }
         };
+        sink.memory(self.pipeline.memory());
         send_trace(request_id, running.as_mut(), sink);
         Ok(Some(Active {
             request_id,
@@ -278,6 +284,7 @@ impl PipelineProgram {
             );
             group.push(active);
         }
+        sink.memory(self.pipeline.memory());
         Ok(())
     }
 
@@ -291,6 +298,7 @@ impl PipelineProgram {
         match self.pipeline.decode(active.running.as_mut()) {
             Ok(image) => {
                 active.times.decode_ms = ms_since(begun_at);
+                sink.memory(self.pipeline.memory());
                 send_trace(active.request_id, active.running.as_mut(), sink);
                 let generated = Generated {
                     image,
@@ -335,6 +343,7 @@ impl Program for PipelineProgram {
                 self.step(&mut group, sink)?;
             }
         }
+        sink.memory(self.pipeline.memory());
         Ok(())
     }
 
@@ -359,6 +368,7 @@ impl Program for PipelineProgram {
             self.decode_finished(&mut group, sink)?;
             self.residents.append(&mut group);
         }
+        sink.memory(self.pipeline.memory());
         Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! What a rank runs: the seam between obeying commands (`serve`, `control`) and computing (`pipeline_program`, or a test's script).
 
+use denoised_tensor::MemoryStats;
 use denoised_types::{
-    Failure, GenerateRequest, Generated, ModelInfo, NamedTensor, Rank, RequestId, WorkerConfig,
+    Failure, GenerateRequest, Generated, ModelInfo, NamedTensor, Rank, RequestId, WorkerConfig, WorkerDevice,
 };
 use denoised_wire::StartPhase;
 use std::{any::Any, os::fd::OwnedFd};
@@ -45,8 +46,12 @@ pub trait StartContext {
 pub struct Started {
     /// The model.
     pub model: Option<ModelInfo>,
+    /// What it computes with.
+    pub device: Option<WorkerDevice>,
     /// Bytes of its weights.
     pub weight_bytes: u64,
+    /// Memory of the device beside the weights, after the start.
+    pub memory: MemoryStats,
 }
 
 /// A member of a wave, on the worker's side.
@@ -121,6 +126,9 @@ pub trait WaveSink {
 
     /// A member ended. `Generated::tensors` is empty and `Generated::rank` is filled in by the sink.
     fn done(&mut self, request_id: RequestId, outcome: Result<Generated, Failure>);
+
+    /// What the device holds beside the weights, now and at most: shown by `memory` and `status`.
+    fn memory(&mut self, memory: MemoryStats);
 
     /// Why a member must stop now: in waves of whole generations cancelled, past its deadline, or the worker is stopping; in either
     /// mode, what it produced cannot be sent. Asked between steps.

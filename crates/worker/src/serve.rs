@@ -1,7 +1,7 @@
 //! The data lane: start the program, then carry out one command after the other.
 
 use crate::{
-    MethodContext, Program, Registry, Start, StepWave, WaveMember,
+    MethodContext, Program, Registry, Start, Started, StepWave, WaveMember,
     context::Context,
     control::{Shared, Stop, serve_control},
     program::WaveSink,
@@ -11,7 +11,7 @@ use crate::{
 };
 use denoised_link::{BootSender, DataReceiver, LinkError, Received, WorkerEnd};
 use denoised_os::{Deadline, now_ns};
-use denoised_types::{CallId, Failure, FailureCode, Mode, ModelInfo, NamedTensor, RequestId, WaveId};
+use denoised_types::{CallId, Failure, FailureCode, Mode, NamedTensor, RequestId, WaveId};
 use denoised_wire::{
     BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, TensorMeta, Wave, decode_command,
     split_header,
@@ -97,10 +97,12 @@ pub(crate) fn serve_in(home: Home, end: WorkerEnd, registry: Registry) -> Ending
         });
     let ending = match spawned {
         Ok(_) => match start_program(&hello, &shared, &*boot, &weights, start) {
-            Ok((program, model, weight_bytes)) => {
+            Ok((program, started)) => {
+                shared.activity.note_memory(started.memory);
                 let ready = BootUp::Ready {
-                    model,
-                    weight_bytes,
+                    model: started.model,
+                    device: started.device,
+                    weight_bytes: started.weight_bytes,
                     methods,
                 };
                 // Whoever hears that it is ready may ask what it does.
@@ -132,7 +134,7 @@ pub(crate) fn serve_in(home: Home, end: WorkerEnd, registry: Registry) -> Ending
     ending
 }
 
-type StartedProgram = (Box<dyn Program>, Option<ModelInfo>, u64);
+type StartedProgram = (Box<dyn Program>, Started);
 
 fn start_program(
     hello: &Hello,
@@ -152,7 +154,7 @@ fn start_program(
     };
     let started = catch_unwind(AssertUnwindSafe(|| start.start(&mut context)));
     match started.unwrap_or_else(|panic| Err(panicked("starting", &*panic))) {
-        Ok((program, started)) => Ok((program, started.model, started.weight_bytes)),
+        Ok((program, started)) => Ok((program, started)),
         Err(failure) if failure.rank.is_none() => Err(failure.on_rank(hello.rank)),
         Err(failure) => Err(failure),
     }

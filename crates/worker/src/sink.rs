@@ -7,6 +7,7 @@ use crate::{
 };
 use denoised_link::LinkError;
 use denoised_os::{Deadline, now_ns};
+use denoised_tensor::MemoryStats;
 use denoised_types::{CallId, Failure, FailureCode, Generated, Mode, NamedTensor, RequestId};
 use denoised_wire::{BlobIdx, Event, GeneratedMeta, TensorMeta, Work};
 use std::{
@@ -193,6 +194,10 @@ impl WaveSink for Sink<'_> {
             Stage::Step(request_ids) => activity.enter_step(request_ids),
             Stage::Decode(request_id) => activity.enter(Work::Decode { request_id }),
         }
+    }
+
+    fn memory(&mut self, memory: MemoryStats) {
+        self.reporter.shared.activity.note_memory(memory);
     }
 
     fn started(&mut self, request_id: RequestId) {

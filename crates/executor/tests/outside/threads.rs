@@ -114,6 +114,7 @@ pub(crate) fn start_with(n_workers: u16, config: WorkerConfig) -> Box<dyn Execut
             replicas: (0..n_workers).map(|rank| vec![Rank(rank)]).collect(),
             epoch,
             model: None,
+            devices: Vec::new(),
             weight_bytes: 0,
             pids: Vec::new(),
             methods,

@@ -1,6 +1,7 @@
 //! The pipeline program on pipelines without a model.
 
 use super::*;
+use denoised_tensor::MemoryStats;
 use denoised_types::{GenerateRequest, Image, ModelInfo, NamedTensor, Resolved};
 use std::any::Any;
 
@@ -132,6 +133,13 @@ impl Pipeline for FakePipeline {
             rgb: running.state.to_le_bytes().repeat(24),
         })
     }
+    fn memory(&self) -> MemoryStats {
+        let used_bytes = MEMORY.with(|memory| std::rc::Rc::strong_count(memory) - 1) as u64;
+        MemoryStats {
+            used_bytes,
+            peak_bytes: used_bytes,
+        }
+    }
 }
 
 /// Writes down what it is told, and stops `cancel.0` once it has done `cancel.1` steps.
@@ -144,6 +152,8 @@ struct Log {
     n_done: std::collections::BTreeMap<u64, u32>,
     /// How many requests held memory at each end.
     n_holding: Vec<usize>,
+    /// What was told last of the device's memory.
+    memory: MemoryStats,
 }
 
 impl WaveSink for Log {
@@ -156,6 +166,9 @@ impl WaveSink for Log {
             }
             Stage::Decode(id) => format!("decode {id}"),
         });
+    }
+    fn memory(&mut self, memory: MemoryStats) {
+        self.memory = memory;
     }
     fn started(&mut self, request_id: RequestId) {
         self.lines.push(format!("{request_id} started"));
@@ -553,10 +566,12 @@ fn p5_what_a_request_held_is_free_before_its_end_is_told() {
         .run_wave(members(&[(1, "", 1), (2, "", 3)]), &mut log)
         .unwrap();
     assert_eq!(log.n_holding, [1, 0]);
+    assert_eq!(log.memory.used_bytes, 0, "it is told when all have ended");
     let mut stepper = Stepper::new();
     stepper
         .wave(&[(1, "", 5), (2, "", 2), (3, "step=non_finite", 5)], &[])
         .unwrap();
     stepper.wave(&[], &[1]).unwrap();
     assert_eq!(stepper.log.n_holding, [2, 1, 0]);
+    assert_eq!(stepper.log.memory.used_bytes, 0, "it is told when all have ended");
 }
