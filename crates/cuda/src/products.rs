@@ -124,7 +124,7 @@ impl Products {
         let plan = match known {
             Some(plan) => plan,
             None => {
-                let plan = Rc::new(self.plan(&key)?);
+                let plan = Rc::new(self.plan(&key, operands.bias)?);
                 self.plans.borrow_mut().insert(key, Rc::clone(&plan));
                 plan
             }
@@ -167,7 +167,7 @@ impl Products {
     }
 
     /// In the library's terms matrices are columns: `outᵀ = w xᵀ`, with `w` transposed.
-    fn plan(&self, (shape, alignments): &Key) -> Result<Plan> {
+    fn plan(&self, (shape, alignments): &Key, bias: u64) -> Result<Plan> {
         let failed = |error| failure(&shape.to_string(), error);
         use sys::{cublasLtMatmulDescAttributes_t as Desc, cublasLtMatmulPreferenceAttributes_t as Pref};
         let data_type = data_type(shape.dtype);
@@ -186,6 +186,8 @@ impl Products {
             set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED).map_err(failed)?;
             set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue).map_err(failed)?;
             if shape.has_bias {
+                // The library wants to see one before it chooses.
+                set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias).map_err(failed)?;
                 set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type).map_err(failed)?;
             }
         }
