@@ -37,7 +37,6 @@ sources![
     "sample",
     "attention",
     "flash",
-    "scores",
     "im2col",
     "conv",
 ];
