@@ -5,17 +5,27 @@
 mod support;
 
 use denoised_checkpoint::{FileDType, SafeTensors};
+use denoised_tensor::{Backend, DType};
+use denoised_testkit::rounding::RoundingBackend;
 use denoised_types::{Capture, GenerateRequest, NamedTensor, TensorDType};
 use serde_json::Value;
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path, rc::Rc};
 
 /// Largest relative L2 error of a tensor, and of a picture after the decoder has amplified it.
 const TENSOR_LIMIT: f64 = 1e-4;
 const IMAGE_LIMIT: f64 = 1e-3;
+/// In bf16 the larger of this and a multiple of what diffusers' own bf16 differs from its f32.
+const BF16_LIMIT: f64 = 2e-2;
+const BF16_FACTOR: f64 = 1.25;
 
 #[test]
 fn sd35m_is_diffusers() {
     check_case(&support::data("sd35m"));
+}
+
+#[test]
+fn sd35m_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("sd35m"));
 }
 
 #[test]
@@ -24,8 +34,18 @@ fn sd15_is_diffusers() {
 }
 
 #[test]
+fn sd15_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("sd15"));
+}
+
+#[test]
 fn sd21v_is_diffusers() {
     check_case(&support::data("sd21v"));
+}
+
+#[test]
+fn sd21v_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("sd21v"));
 }
 
 #[test]
@@ -34,13 +54,28 @@ fn emoji_unet_is_diffusers() {
 }
 
 #[test]
+fn emoji_unet_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("emoji-unet"));
+}
+
+#[test]
 fn sd3_with_t5_is_diffusers() {
     check_case(&support::data("sd3"));
 }
 
 #[test]
+fn sd3_with_t5_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("sd3"));
+}
+
+#[test]
 fn emoji_dit_is_diffusers() {
     check_case(&support::data("emoji-dit"));
+}
+
+#[test]
+fn emoji_dit_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("emoji-dit"));
 }
 
 #[test]
@@ -52,10 +87,39 @@ fn further_cases_are_diffusers() {
 }
 
 fn check_case(folder: &Path) {
+    check_case_on(folder, support::cpu(), |name, _| {
+        if name.ends_with("image") {
+            IMAGE_LIMIT
+        } else {
+            TENSOR_LIMIT
+        }
+    });
+}
+
+/// Every op rounds its output to bf16, and every step is a repetition that [`RoundingBackend`] checks.
+fn check_case_in_bf16(folder: &Path) {
+    let backend = Rc::new(RoundingBackend::new(support::cpu(), DType::BF16));
+    check_case_on(
+        folder,
+        Rc::clone(&backend) as Rc<dyn Backend>,
+        |name, bf16_error| {
+            if name.ends_with("latents.init") {
+                return TENSOR_LIMIT;
+            }
+            bf16_error[name]
+                .as_f64()
+                .map_or(BF16_LIMIT, |error| BF16_LIMIT.max(BF16_FACTOR * error))
+        },
+    );
+    assert!(backend.n_repeated() >= 2, "steps of one request are alike");
+}
+
+/// `limit` is told the name of a tensor and the reference's own errors in bf16.
+fn check_case_on(folder: &Path, backend: Rc<dyn Backend>, limit: impl Fn(&str, &Value) -> f64) {
     let text = fs::read_to_string(folder.join("reference.json")).expect("a case has a reference.json");
     let case: Value = serde_json::from_str(&text).expect("JSON");
     let mut reference = read_tensors(&folder.join("reference.safetensors"));
-    let pipeline = support::load(&folder.join("model"));
+    let pipeline = support::load_on(&folder.join("model"), backend);
 
     let (requests, is_batch) = requests(&case);
     let mut requests_with_latents = requests.clone();
@@ -93,11 +157,7 @@ fn check_case(folder: &Path) {
             wrong.push(format!("{name} is not in the reference"));
             return;
         };
-        let limit = if name.ends_with("image") {
-            IMAGE_LIMIT
-        } else {
-            TENSOR_LIMIT
-        };
+        let limit = limit(name, &case["bf16_error"]);
         let error = relative_error(ours, &theirs);
         let group = name.split_once(".step_").map_or(name, |(group, _)| group);
         let group = group.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();

@@ -8,6 +8,7 @@ pub mod suites;
 
 pub mod fake_executor;
 pub mod process;
+pub mod rounding;
 pub mod script;
 pub mod standin;
 pub mod watchdog;

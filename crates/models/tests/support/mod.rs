@@ -20,12 +20,21 @@ pub(crate) fn data(case: &str) -> PathBuf {
 
 /// The model in `folder` on two threads.
 pub(crate) fn load(folder: &Path) -> Box<dyn Pipeline> {
-    let model = denoised_models::open(folder).expect("the checkpoint opens");
+    load_on(folder, cpu())
+}
+
+/// Two threads.
+pub(crate) fn cpu() -> Rc<dyn Backend> {
     let options = CpuOptions {
         n_threads: 2,
         ..CpuOptions::default()
     };
-    let backend: Rc<dyn Backend> = Rc::new(CpuBackend::new(options).expect("a backend of two threads"));
+    Rc::new(CpuBackend::new(options).expect("a backend of two threads"))
+}
+
+/// The model in `folder` on `backend`.
+pub(crate) fn load_on(folder: &Path, backend: Rc<dyn Backend>) -> Box<dyn Pipeline> {
+    let model = denoised_models::open(folder).expect("the checkpoint opens");
     let input = PrepareInput::Build(model.weight_source());
     let prepared = backend
         .prepare(model.weight_specs(), input, &mut |_, _| {})
