@@ -155,7 +155,7 @@ pub(crate) fn all_finite(ops: Ops<'_>, x: &Tensor) -> Result<bool> {
             &args,
         )?
     };
-    let mut bytes = [0; 4];
+    let mut bytes = [0u8; 4];
     // SAFETY: four bytes, read after the wait.
     let answer = unsafe { result::memcpy_dtoh_async(&mut bytes, is_bad.start(), ops.device.stream()) };
     ops.device.check(op, answer)?;
