@@ -3,11 +3,11 @@
 use crate::{
     device::Device,
     image,
-    memory::{CudaBuffer, Memory},
+    memory::{CudaBuffer, Memory, Region},
     module::Modules,
     ops::{self, Ops},
     products::Products,
-    repeat,
+    repeat::{self, Recordings},
     report::Reports,
     weights,
 };
@@ -26,6 +26,10 @@ pub struct CudaOptions {
     pub device_idx: usize,
     /// Element type of activations, matrices and kernels: f32, bf16 or f16.
     pub dtype: DType,
+    /// How many repeated bodies are kept as recordings; none if 0.
+    pub max_recordings: usize,
+    /// Whether every launch is waited for, so that a fault names the kernel that caused it; slow, and nothing is recorded.
+    pub check_launches: bool,
     /// Folder of kernel sources that are used in place of this build's own; for work on kernels.
     pub kernel_folder: Option<PathBuf>,
     /// Folder in which compiled kernels are kept; `None` for the user's cache folder.
@@ -37,6 +41,8 @@ impl Default for CudaOptions {
         Self {
             device_idx: 0,
             dtype: DType::BF16,
+            max_recordings: 8,
+            check_launches: false,
             kernel_folder: None,
             cache_folder: None,
         }
@@ -46,7 +52,8 @@ impl Default for CudaOptions {
 /// A CUDA device. Belongs to the thread that opened it.
 #[derive(Debug)]
 pub struct CudaBackend {
-    // Modules are unloaded, and memory is given back, before the device is closed.
+    // What is recorded goes first; modules are unloaded, and memory is given back, before the device is closed.
+    recordings: Recordings,
     modules: Modules,
     products: Products,
     reports: Reports,
@@ -69,7 +76,7 @@ impl CudaBackend {
                 expected: "f32, bf16 or f16",
             });
         }
-        let device = Rc::new(Device::open(options.device_idx)?);
+        let device = Rc::new(Device::open(options.device_idx, options.check_launches)?);
         let cache = options.cache_folder.or_else(image::default_cache);
         let modules = Modules::load(
             Rc::clone(&device),
@@ -79,7 +86,11 @@ impl CudaBackend {
         let memory = Memory::new(Rc::clone(&device));
         let reports = Reports::new(&device, &memory)?;
         let products = Products::new(&device, &memory)?;
+        let recordings = Recordings::new(options.max_recordings);
+        let kept = recordings.clone();
+        memory.on_shortage(Box::new(move || kept.clear()));
         Ok(Self {
+            recordings,
             modules,
             products,
             reports,
@@ -100,16 +111,29 @@ impl CudaBackend {
         }
     }
 
-    fn take(&self, dims: &[usize], dtype: DType) -> Result<(Tensor, u64)> {
-        let n_bytes = Shape::new(dims)?.n_elements() * dtype.size_bytes();
-        let region = self
-            .memory
-            .take(|| format!("a tensor {dims:?} of {dtype}"), n_bytes)?;
+    /// What is kept for repetition: how many recordings, and the bytes that they hold beside what [`Backend::memory`] calls used.
+    pub fn recordings(&self) -> (usize, usize) {
+        (self.recordings.n_recordings(), self.recordings.n_bytes())
+    }
+
+    /// A dense tensor and the address of its first byte.
+    fn tensor(&self, region: Region, dims: &[usize], dtype: DType) -> Result<(Tensor, u64)> {
         let start = region.start();
         Ok((
             Tensor::from_buffer(Rc::new(CudaBuffer(region)), dims, dtype)?,
             start,
         ))
+    }
+}
+
+fn n_bytes(dims: &[usize], dtype: DType) -> Result<usize> {
+    Ok(Shape::new(dims)?.n_elements() * dtype.size_bytes())
+}
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        // Recordings hold memory, and memory knows whom to ask to give some up.
+        self.recordings.clear();
     }
 }
 
@@ -129,36 +153,61 @@ impl Backend for CudaBackend {
 
     fn repeat(
         &self,
-        _key: u64,
+        key: u64,
         inputs: &[&Tensor],
         body: &mut dyn FnMut(&[&Tensor]) -> Result<Vec<Tensor>>,
     ) -> Result<Vec<Tensor>> {
-        repeat::repeat(inputs, body)
+        repeat::repeat(
+            self,
+            &self.device,
+            &self.memory,
+            &self.recordings,
+            key,
+            inputs,
+            body,
+        )
     }
 
     fn alloc(&self, dims: &[usize], dtype: DType) -> Result<Tensor> {
-        Ok(self.take(dims, dtype)?.0)
+        let region = self
+            .memory
+            .take(|| format!("a tensor {dims:?} of {dtype}"), n_bytes(dims, dtype)?)?;
+        Ok(self.tensor(region, dims, dtype)?.0)
     }
 
     fn upload(&self, bytes: &[u8], dims: &[usize], dtype: DType) -> Result<Tensor> {
-        let n_bytes = Shape::new(dims)?.n_elements() * dtype.size_bytes();
-        if bytes.len() != n_bytes {
+        let expected = n_bytes(dims, dtype)?;
+        if bytes.len() != expected {
             return Err(TensorError::Shape {
                 op: "upload",
                 detail: format!(
-                    "{} bytes for {dims:?} of {dtype}, expected {n_bytes}",
+                    "{} bytes for {dims:?} of {dtype}, expected {expected}",
                     bytes.len()
                 ),
             });
         }
-        let (tensor, start) = self.take(dims, dtype)?;
+        let region = self
+            .memory
+            .take_constant(|| format!("a tensor {dims:?} of {dtype}"), expected)?;
+        let (tensor, start) = self.tensor(region, dims, dtype)?;
+        // In a recording these bytes are a constant: they are there before its first replay, and nothing writes over them.
+        let is_recording = self.device.is_recording();
+        let stream = if is_recording {
+            self.device.side_stream()
+        } else {
+            self.device.stream()
+        };
         // SAFETY: the memory is that long; the driver has read `bytes` when it returns, as they are pageable.
-        let answer = unsafe { result::memcpy_htod_async(start, bytes, self.device.stream()) };
+        let answer = unsafe { result::memcpy_htod_async(start, bytes, stream) };
         self.device.check("upload", answer)?;
+        if is_recording {
+            self.device.synchronize_side("upload")?;
+        }
         Ok(tensor)
     }
 
     fn download(&self, x: &Tensor, out: &mut [u8]) -> Result<()> {
+        self.device.refuse_in_recording("download")?;
         let n_bytes = x.shape().n_elements() * x.dtype().size_bytes();
         if out.len() != n_bytes {
             return Err(TensorError::Shape {
@@ -196,6 +245,7 @@ impl Backend for CudaBackend {
         input: PrepareInput<'_>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Prepared> {
+        self.device.refuse_in_recording("prepare")?;
         weights::prepare(&self.device, self.dtype, specs, input, progress)
     }
 

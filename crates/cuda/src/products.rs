@@ -129,12 +129,7 @@ impl Products {
                 plan
             }
         };
-        let launch = Launch {
-            name: shape.to_string(),
-            grid: [0; 3],
-            block: [0; 3],
-            shared_bytes: 0,
-        };
+        let launch = Launch::named(shape.to_string());
         let (alpha, beta) = (1.0f32, if shape.residual.is_some() { 1.0f32 } else { 0.0 });
         let address = |start: u64| start as *const c_void;
         // SAFETY: the plan's descriptors live as long as it; the caller vouches for the operands; alpha and beta are read at once.

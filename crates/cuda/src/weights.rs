@@ -108,6 +108,7 @@ pub(crate) fn start(
             op,
             detail: format!("{name} does not belong to this backend"),
         })?;
+    device.keep(&weight.set);
     let (main, in_dtype) = set.places[weight.spec_idx];
     Ok(set.start + if form == Form::Main { main } else { in_dtype } as u64)
 }

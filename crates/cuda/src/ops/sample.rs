@@ -125,6 +125,7 @@ pub(crate) fn to_pixels(ops: Ops<'_>, x: &Tensor, out: &Tensor) -> Result<()> {
 
 pub(crate) fn all_finite(ops: Ops<'_>, x: &Tensor) -> Result<bool> {
     let op = "all_finite";
+    ops.device.refuse_in_recording(op)?;
     let view = ops.view(op, "x", x)?;
     if !view.dtype.is_float() {
         return Ok(true);

@@ -189,6 +189,18 @@ api! {
     fn cuMemFreeAsync(p: usize, s: usize) { enqueue(s, move || unsafe { free(p) }) }
     fn cuMemHostAlloc(p: *mut usize, n: usize, _f: c_uint) { *p = libc::memalign(PAGE, n) as usize; PINNED.lock().unwrap().insert(*p, n); OK }
     fn cuMemAllocHost_v2(p: *mut usize, n: usize) { cuMemHostAlloc(p, n, 0) }
+    fn cuMemHostGetDevicePointer_v2(d: *mut usize, p: usize, _f: c_uint) { if !pinned(p, 1) { return INVALID_VALUE } *d = p; OK }
+    fn cuStreamWriteValue32_v2(s: usize, p: usize, v: u32, _f: c_uint) {
+        if !in_bounds(p, 4) && !pinned(p, 4) { return INVALID_VALUE }
+        enqueue(s, move || { unsafe { std::ptr::write_volatile(p as *mut u32, v) }; OK })
+    }
+    fn cuDeviceGetDefaultMemPool(p: *mut usize, d: c_int) { *p = d as usize + 1; OK }
+    fn cuMemPoolSetAttribute(_p: usize, _a: c_int, _v: *mut c_void) { OK }
+    fn cuMemPoolGetAttribute(p: usize, a: c_int, v: *mut u64) {
+        // 4 release threshold, 5 and 6 reserved now and at most, 7 and 8 used now and at most
+        *v = match a { 5 | 7 => USED[p - 1].load(SeqCst) as u64, _ => 0 }; OK
+    }
+    fn cuMemPoolTrimTo(_p: usize, _n: usize) { OK }
     fn cuMemFreeHost(p: usize) { PINNED.lock().unwrap().remove(&p); libc::free(p as *mut _); OK }
     fn cuMemcpyHtoD_v2(d: usize, s: usize, n: usize) { if !in_bounds(d, n) { return INVALID_VALUE } let rc = cuCtxSynchronize(); if rc != 0 { return rc } copy(d, s, n) }
     fn cuMemcpyDtoH_v2(d: usize, s: usize, n: usize) { if !in_bounds(s, n) { return INVALID_VALUE } let rc = cuCtxSynchronize(); if rc != 0 { return rc } copy(d, s, n) }
