@@ -77,7 +77,7 @@ pub(crate) fn compile(name: &str, text: &str, sm: u32, cache: Option<&Path>) -> 
     ];
     let key = key(text, &options);
     let cached = cache.map(|folder| folder.join(format!("{name}-{key}.cubin")));
-    if let Some(image) = cached.as_deref().and_then(|path| read_cached(path)) {
+    if let Some(image) = cached.as_deref().and_then(read_cached) {
         return Ok(image);
     }
     let image = run_compiler(name, text, &options)?;

@@ -19,7 +19,7 @@ use cudarc::driver::{
 };
 use denoised_tensor::{
     Buffer, DType, PrepareInput, Prepared, Result, SourceDType, SourceTensor, TensorError, Weight,
-    WeightKind, WeightSet, WeightSource, WeightSpec,
+    WeightKind, WeightSet, WeightSource, WeightSpec, check,
 };
 use half::{bf16, f16};
 use std::{any::Any, sync::Arc};
@@ -139,6 +139,7 @@ pub(crate) fn prepare(
             "weights on a device cannot be shared".to_owned(),
         ));
     };
+    check::weights::sources(specs, source)?;
     let mut n_bytes = 0;
     let mut place = |len_bytes: usize| {
         let offset = n_bytes;
@@ -227,98 +228,148 @@ fn fill(
     device: &Device,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    let total_bytes: u64 = specs
-        .iter()
-        .map(|spec| 4 * spec.shape.iter().product::<usize>() as u64)
-        .sum();
-    let mut done_bytes = 0;
+    let n_elements = |spec: &WeightSpec| spec.shape.iter().product::<usize>() as u64;
+    let total: u64 = specs.iter().map(n_elements).sum();
+    let (mut done, mut scratch) = (0, Vec::new());
+    progress(0, total);
     for (spec, (main, in_dtype)) in specs.iter().zip(&set.places) {
-        let values = read(spec, source)?;
-        let upload = |offset: usize, dtype: DType, values: &[f32]| {
-            let bytes = encode(values, dtype);
-            // SAFETY: the place has this length.
-            let answer = unsafe { result::memcpy_htod_sync(set.start + offset as u64, &bytes) };
-            device.check("uploading weights", answer)
+        let main_dtype = match spec.kind {
+            WeightKind::Matrix | WeightKind::Conv { .. } => set.dtype,
+            WeightKind::Vector | WeightKind::Table => DType::F32,
         };
-        match spec.kind {
-            WeightKind::Matrix => upload(*main, set.dtype, &values)?,
-            WeightKind::Conv { .. } => upload(*main, set.dtype, &channels_last(&values, &spec.shape))?,
-            WeightKind::Table => upload(*main, DType::F32, &values)?,
-            WeightKind::Vector => {
-                upload(*main, DType::F32, &values)?;
-                if in_dtype != main {
-                    upload(*in_dtype, set.dtype, &values)?;
-                }
+        let mut first_row = 0;
+        for name in &spec.sources {
+            let tensor = source.tensor(name).map_err(|error| TensorError::Weight {
+                name: name.clone(),
+                detail: error.to_string(),
+            })?;
+            let n_rows = check::weights::piece(spec, name, &tensor, first_row)?;
+            let piece = Piece {
+                name,
+                spec,
+                tensor: &tensor,
+                first_row,
+                n_rows,
+            };
+            piece.upload(set.start + *main as u64, main_dtype, device, &mut scratch)?;
+            if in_dtype != main {
+                piece.upload(set.start + *in_dtype as u64, set.dtype, device, &mut scratch)?;
             }
+            first_row += n_rows;
         }
-        done_bytes += 4 * values.len() as u64;
-        progress(done_bytes, total_bytes);
+        done += n_elements(spec);
+        progress(done, total);
     }
     Ok(())
 }
 
-/// The concatenation of a spec's sources as f32.
-fn read(spec: &WeightSpec, source: &dyn WeightSource) -> Result<Vec<f32>> {
-    let mut values = Vec::with_capacity(spec.shape.iter().product());
-    for name in &spec.sources {
-        let tensor = source.tensor(name).map_err(|error| TensorError::Weight {
-            name: name.clone(),
-            detail: error.to_string(),
-        })?;
-        decode(&tensor, &mut values);
-    }
-    if values.len() != spec.shape.iter().product::<usize>() {
-        return Err(TensorError::Weight {
-            name: spec.sources.join(" + "),
-            detail: format!("{} elements, expected {:?}", values.len(), spec.shape),
-        });
-    }
-    Ok(values)
+/// Elements that are converted at once.
+const CHUNK_ELEMENTS: usize = 4 << 20;
+
+/// One tensor of a checkpoint on its way to rows `first_row ..` of a weight.
+struct Piece<'a> {
+    name: &'a str,
+    spec: &'a WeightSpec,
+    tensor: &'a SourceTensor<'a>,
+    first_row: usize,
+    n_rows: usize,
 }
 
-fn decode(tensor: &SourceTensor<'_>, values: &mut Vec<f32>) {
-    let bytes = &tensor.bytes;
-    match tensor.dtype {
-        SourceDType::F64 => values.extend(
-            bytes
-                .chunks_exact(8)
-                .map(|b| f64::from_le_bytes(std::array::from_fn(|i| b[i])) as f32),
-        ),
-        SourceDType::F32 => values.extend(
-            bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes(std::array::from_fn(|i| b[i]))),
-        ),
-        SourceDType::F16 => values.extend(
-            bytes
-                .chunks_exact(2)
-                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
-        ),
-        SourceDType::BF16 => values.extend(
-            bytes
-                .chunks_exact(2)
-                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()),
-        ),
+impl Piece<'_> {
+    /// Converts and copies it to the weight at `start`, through `scratch` unless it is there in the right form.
+    fn upload(
+        &self,
+        start: sys::CUdeviceptr,
+        dtype: DType,
+        device: &Device,
+        scratch: &mut Vec<u8>,
+    ) -> Result<()> {
+        let row_len: usize = self.spec.shape.iter().skip(1).product();
+        let size = dtype.size_bytes();
+        let start = start + (self.first_row * row_len * size) as u64;
+        let copy = |offset: usize, bytes: &[u8]| {
+            // SAFETY: the piece has room for all of its rows; the call returns when the bytes were read.
+            let answer = unsafe { result::memcpy_htod_sync(start + offset as u64, bytes) };
+            device.check("uploading weights", answer)
+        };
+        let n_taps: usize = match self.spec.kind {
+            WeightKind::Conv { .. } => self.spec.shape[2..].iter().product(),
+            _ => 1,
+        };
+        let is_as_it_is = n_taps == 1
+            && matches!(
+                (self.tensor.dtype, dtype),
+                (SourceDType::F32, DType::F32)
+                    | (SourceDType::F16, DType::F16)
+                    | (SourceDType::BF16, DType::BF16)
+            );
+        if is_as_it_is {
+            return copy(0, &self.tensor.bytes);
+        }
+        // Whole rows, so that the taps of a kernel stay together.
+        let rows_at_once = (CHUNK_ELEMENTS / row_len.max(1)).clamp(1, self.n_rows.max(1));
+        for row in (0..self.n_rows).step_by(rows_at_once) {
+            let n_elements = rows_at_once.min(self.n_rows - row) * row_len;
+            let source_bytes = self.tensor.dtype.size_bytes();
+            let mut values = decode(
+                &self.tensor.bytes[row * row_len * source_bytes..][..n_elements * source_bytes],
+                self.tensor.dtype,
+            );
+            if n_taps > 1 {
+                values = channels_last(&values, row_len / n_taps, n_taps);
+            }
+            scratch.clear();
+            encode(&values, dtype, scratch);
+            self.check_range(&values, dtype)?;
+            copy(row * row_len * size, scratch)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses what a narrower type turns into infinity.
+    fn check_range(&self, values: &[f32], dtype: DType) -> Result<()> {
+        if dtype != DType::F16 {
+            return Ok(());
+        }
+        match values
+            .iter()
+            .find(|x| x.is_finite() && f16::from_f32(**x).is_infinite())
+        {
+            None => Ok(()),
+            Some(x) => Err(TensorError::Weight {
+                name: self.name.to_owned(),
+                detail: format!("{x} is beyond the range of f16; use bf16 or f32"),
+            }),
+        }
     }
 }
 
-fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
+fn decode(bytes: &[u8], dtype: SourceDType) -> Vec<f32> {
+    let pairs = bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
     match dtype {
-        DType::BF16 => values
-            .iter()
-            .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
+        SourceDType::F64 => bytes
+            .chunks_exact(8)
+            .map(|b| f64::from_le_bytes(std::array::from_fn(|i| b[i])) as f32)
             .collect(),
-        DType::F16 => values
-            .iter()
-            .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+        SourceDType::F32 => bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(std::array::from_fn(|i| b[i])))
             .collect(),
-        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        SourceDType::F16 => pairs.map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
+        SourceDType::BF16 => pairs.map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
     }
 }
 
-/// `[c_out, c_in, height, width]` to `[c_out, height, width, c_in]`.
-fn channels_last(values: &[f32], shape: &[usize]) -> Vec<f32> {
-    let (c_in, n_taps) = (shape[1], shape[2] * shape[3]);
+fn encode(values: &[f32], dtype: DType, bytes: &mut Vec<u8>) {
+    match dtype {
+        DType::BF16 => bytes.extend(values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())),
+        DType::F16 => bytes.extend(values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes())),
+        _ => bytes.extend(values.iter().flat_map(|x| x.to_le_bytes())),
+    }
+}
+
+/// Rows of `[c_in, taps]` to rows of `[taps, c_in]`.
+fn channels_last(values: &[f32], c_in: usize, n_taps: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(values.len());
     for kernel in values.chunks_exact(c_in * n_taps) {
         for tap in 0..n_taps {

@@ -46,6 +46,17 @@ pub enum SourceDType {
     BF16,
 }
 
+impl SourceDType {
+    /// Bytes of one element.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            Self::F64 => 8,
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+        }
+    }
+}
+
 /// A tensor of a checkpoint: dense, row-major, little-endian, not aligned.
 #[derive(Clone, Debug)]
 pub struct SourceTensor<'a> {

@@ -5,7 +5,7 @@
 //! R3. Tasks write disjoint rows of one weight, and hold a few rows of it besides, never a whole one.
 
 use super::{
-    layout::{Entry, Form, HEADER_BYTES, Layout, spec_name},
+    layout::{Entry, Form, HEADER_BYTES, Layout},
     memory_error,
 };
 use crate::{
@@ -16,10 +16,9 @@ use crate::{
     winograd,
 };
 use denoised_os::memfd::{FrozenMemory, MemoryBuilder};
-use denoised_tensor::{Result, SourceDType, SourceTensor, TensorError, WeightKind, WeightSource, WeightSpec};
-
-/// Offenders named in an error; the rest is counted.
-const MAX_NAMED: usize = 10;
+use denoised_tensor::{
+    Result, SourceDType, SourceTensor, TensorError, WeightKind, WeightSource, WeightSpec, check,
+};
 
 /// The finished block.
 pub(super) fn build(
@@ -30,7 +29,7 @@ pub(super) fn build(
     source: &dyn WeightSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<FrozenMemory> {
-    check_sources(specs, source)?;
+    check::weights::sources(specs, source)?;
     let total_bytes = layout.total_bytes;
     denoised_os::memory_budget::check("the weights", total_bytes as u64).map_err(|error| {
         TensorError::OutOfMemory {
@@ -73,72 +72,6 @@ fn refused(name: &str, detail: String) -> TensorError {
     }
 }
 
-/// Whether all tensors are there with their shapes (R1); names all that are not, up to a limit.
-fn check_sources(specs: &[WeightSpec], source: &dyn WeightSource) -> Result<()> {
-    let mut offenders: Vec<(String, String)> = Vec::new();
-    for spec in specs {
-        let mut n_rows = 0usize;
-        let mut are_sound = true;
-        for name in &spec.sources {
-            let rows = source.layout(name).map_err(|error| error.0);
-            match rows.and_then(|(_, shape)| rows_of(spec, &shape)) {
-                Ok(rows) => n_rows = n_rows.saturating_add(rows),
-                Err(problem) => {
-                    offenders.push((name.clone(), problem));
-                    are_sound = false;
-                }
-            }
-        }
-        let expected = spec.shape.first().copied().unwrap_or(1);
-        if are_sound && n_rows != expected {
-            let mut shape = spec.shape.clone();
-            if let Some(first) = shape.first_mut() {
-                *first = n_rows;
-            }
-            offenders.push((
-                spec_name(spec),
-                format!("shape {shape:?}, expected {:?}", spec.shape),
-            ));
-        }
-    }
-    let mut offenders = offenders.into_iter();
-    let Some((name, mut detail)) = offenders.next() else {
-        return Ok(());
-    };
-    for (name, other) in offenders.by_ref().take(MAX_NAMED - 1) {
-        detail.push_str(&format!("; {name}: {other}"));
-    }
-    match offenders.count() {
-        0 => {}
-        n_more => detail.push_str(&format!("; and {n_more} more")),
-    }
-    Err(TensorError::Weight { name, detail })
-}
-
-/// Rows of `spec` that a tensor of `shape` fills, or why it cannot be a part of it. A pointwise convolution is a matrix.
-fn rows_of(spec: &WeightSpec, shape: &[usize]) -> Result<usize, String> {
-    let own = match (spec.kind, shape) {
-        (WeightKind::Matrix, [_, _, 1, 1]) => &shape[..2],
-        _ => shape,
-    };
-    if own.len() == spec.shape.len() && own.get(1..) == spec.shape.get(1..) {
-        return Ok(own.first().copied().unwrap_or(1));
-    }
-    let part = match spec.sources.len() {
-        1 => "",
-        _ => "a part along dimension 0 of ",
-    };
-    Err(format!("shape {shape:?}, expected {part}{:?}", spec.shape))
-}
-
-fn source_bytes(dtype: SourceDType) -> usize {
-    match dtype {
-        SourceDType::F64 => 8,
-        SourceDType::F32 => 4,
-        SourceDType::F16 | SourceDType::BF16 => 2,
-    }
-}
-
 /// One tensor of a checkpoint on its way into an entry's room: rows `first_row ..` of the entry.
 struct Piece<'a> {
     form: Form,
@@ -165,19 +98,8 @@ impl<'a> Piece<'a> {
         tensor: &'a SourceTensor<'_>,
         first_row: usize,
     ) -> Result<Self> {
-        // What `check_sources` was told need not be what is there now.
-        let n_rows = rows_of(spec, &tensor.shape).map_err(|problem| refused(name, problem))?;
+        let n_rows = check::weights::piece(spec, name, tensor, first_row)?;
         let row_len: usize = entry.shape.iter().skip(1).product();
-        let has_room = first_row
-            .checked_add(n_rows)
-            .is_some_and(|end| end <= entry.shape.first().copied().unwrap_or(1));
-        let n_bytes = n_rows
-            .checked_mul(row_len)
-            .and_then(|n| n.checked_mul(source_bytes(tensor.dtype)));
-        if !has_room || n_bytes != Some(tensor.bytes.len()) {
-            let detail = format!("{} bytes for shape {:?}", tensor.bytes.len(), tensor.shape);
-            return Err(refused(name, detail));
-        }
         let n_taps = match entry.kind {
             WeightKind::Conv { .. } => entry.shape[2..].iter().product(),
             WeightKind::Matrix | WeightKind::Vector | WeightKind::Table => 1,
@@ -264,7 +186,7 @@ impl<'a> Piece<'a> {
 
     /// Elements from `start` on as f32.
     fn read(&self, start: usize, out: &mut [f32]) {
-        let size = source_bytes(self.dtype);
+        let size = self.dtype.size_bytes();
         let bytes = &self.bytes[start * size..][..out.len() * size];
         match self.dtype {
             SourceDType::F64 => widen(bytes, out, |bytes| f64::from_le_bytes(bytes) as f32),

@@ -10,7 +10,7 @@ use crate::{
     simd::{Simd, with_isa},
     winograd,
 };
-use denoised_tensor::{Result, TensorError, WeightKind, WeightSpec};
+use denoised_tensor::{Result, TensorError, WeightKind, WeightSpec, check};
 use std::sync::Arc;
 
 /// First bytes of a block.
@@ -141,10 +141,6 @@ fn fingerprint(specs: &[WeightSpec]) -> u128 {
     hash
 }
 
-pub(super) fn spec_name(spec: &WeightSpec) -> String {
-    spec.sources.join(" + ")
-}
-
 fn form_of(spec: &WeightSpec, use_winograd: bool) -> Result<Form> {
     let n_elements = spec
         .shape
@@ -168,7 +164,7 @@ fn form_of(spec: &WeightSpec, use_winograd: bool) -> Result<Form> {
         _ => None,
     };
     form.ok_or_else(|| TensorError::Weight {
-        name: spec_name(spec),
+        name: check::weights::spec_name(spec),
         detail: format!("{:?} is no shape of a {:?}", spec.shape, spec.kind),
     })
 }

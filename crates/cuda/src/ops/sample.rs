@@ -6,7 +6,7 @@ use crate::{
     operand::{Rows, small},
 };
 use cudarc::driver::result;
-use denoised_tensor::{DType, Result, StepArgs, Tensor, check};
+use denoised_tensor::{DType, Result, StepArgs, Tensor, TensorError, check};
 
 const fn kernel(name: &'static str) -> Kernel {
     Kernel { file: "sample", name }
@@ -128,7 +128,11 @@ pub(crate) fn all_finite(ops: Ops<'_>, x: &Tensor) -> Result<bool> {
     ops.device.refuse_in_recording(op)?;
     let view = ops.view(op, "x", x)?;
     if !view.dtype.is_float() {
-        return Ok(true);
+        return Err(TensorError::DType {
+            op,
+            dtype: view.dtype,
+            expected: "f32, bf16 or f16",
+        });
     }
     let is_bad = ops.memory.take(|| "an answer of all_finite".to_owned(), 4)?;
     // SAFETY: four bytes.

@@ -43,8 +43,8 @@ impl<const N: usize> Walk<N> {
                 Some(Ok(merged)) => walk.extents[n_dims - 1] = merged,
                 _ => {
                     walk.extents[n_dims] = small(op, extent)?;
-                    for n in 0..N {
-                        walk.strides[n][n_dims] = strides[n];
+                    for (own, stride) in walk.strides.iter_mut().zip(strides) {
+                        own[n_dims] = stride;
                     }
                     n_dims += 1;
                 }

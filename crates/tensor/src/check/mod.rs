@@ -9,6 +9,7 @@ mod alias;
 mod layout;
 mod products;
 mod rows;
+pub mod weights;
 
 pub use alias::writable;
 pub use layout::{

@@ -283,12 +283,16 @@ pub fn wrong_operands_are_refused(backend: &dyn Backend) {
             (
                 "embedding, id",
                 Shape,
-                backend.embedding(&ids, table, &new(&[2, 4])?),
+                backend
+                    .embedding(&ids, table, &new(&[2, 4])?)
+                    .and_then(|()| backend.synchronize()),
             ),
             (
                 "embedding, negative id",
                 Shape,
-                backend.embedding(&put_ints(backend, &[1], &[-1])?, table, &new(&[1, 4])?),
+                backend
+                    .embedding(&put_ints(backend, &[1], &[-1])?, table, &new(&[1, 4])?)
+                    .and_then(|()| backend.synchronize()),
             ),
             (
                 "embedding, kind",
@@ -303,7 +307,9 @@ pub fn wrong_operands_are_refused(backend: &dyn Backend) {
             (
                 "gather_rows, row",
                 Shape,
-                backend.gather_rows(&x, &put_ints(backend, &[2], &[0, 3])?, &new(&[2, 4])?),
+                backend
+                    .gather_rows(&x, &put_ints(backend, &[2], &[0, 3])?, &new(&[2, 4])?)
+                    .and_then(|()| backend.synchronize()),
             ),
             (
                 "patchify, sides",

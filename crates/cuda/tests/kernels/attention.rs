@@ -1,0 +1,254 @@
+//! `attention.cu` and `flash.cu`.
+
+use crate::{in_both_schedules, operands::*};
+use denoised_tensor::{AttentionSpec, Backend, DType};
+
+in_both_schedules!(
+    plain_formulas_hold,
+    flash_formulas_hold,
+    plain_edges_hold,
+    flash_edges_hold
+);
+
+fn plain_formulas_hold() {
+    formulas(&[DType::F32], &["attention"], 10);
+}
+
+fn flash_formulas_hold() {
+    formulas(&SHORT, &["attention"], 14);
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    n_queries: usize,
+    n_keys: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    is_causal: bool,
+    /// Whether keys are hidden by a bias, all of them from the first query.
+    is_hidden: bool,
+    /// Elements that views start after a boundary.
+    offset: usize,
+}
+
+const CASE: Case = Case {
+    n_queries: 1,
+    n_keys: 1,
+    n_heads: 1,
+    n_kv_heads: 1,
+    head_dim: 8,
+    is_causal: false,
+    is_hidden: false,
+    offset: 0,
+};
+
+fn run(dtype: DType, case: Case) {
+    let backend = backend(dtype);
+    let Case {
+        n_queries,
+        n_keys,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        offset,
+        ..
+    } = case;
+    let n_batch = 2;
+    let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+    let q = values(dtype, 1, n_batch * n_queries * n_q);
+    let k = values(dtype, 2, n_batch * n_keys * n_kv);
+    let v = values(dtype, 3, n_batch * n_keys * n_kv);
+    let mut bias = values(DType::F32, 4, n_queries * n_keys);
+    for (i, bias) in bias.iter_mut().enumerate() {
+        if i / n_keys == 0 || i % 3 == 1 {
+            *bias = f32::NEG_INFINITY;
+        }
+    }
+    let view = |dims: &[usize], values: &[f32]| put_apart(&backend, dtype, dims, values, offset, 8);
+    let (q_view, k_view) = (
+        view(&[n_batch, n_queries, n_q], &q),
+        view(&[n_batch, n_keys, n_kv], &k),
+    );
+    let v_view = view(&[n_batch, n_keys, n_kv], &v);
+    let bias_view = put(&backend, DType::F32, &[1, 1, n_queries, n_keys], &bias);
+    let scale = 1.5 / (head_dim as f32).sqrt();
+    let spec = AttentionSpec {
+        n_heads,
+        n_kv_heads,
+        scale,
+        is_causal: case.is_causal,
+        bias: case.is_hidden.then_some(&bias_view),
+    };
+    let out = backend.alloc(q_view.dims(), dtype).expect("memory");
+    backend
+        .attention(&q_view, &k_view, &v_view, &spec, &out)
+        .expect("shapes that fit");
+    let mut expected = vec![0.0; q.len()];
+    for (batch, i, head) in (0..n_batch * n_queries * n_heads).map(|flat| {
+        (
+            flat / (n_queries * n_heads),
+            flat / n_heads % n_queries,
+            flat % n_heads,
+        )
+    }) {
+        let own = &q[(batch * n_queries + i) * n_q + head * head_dim..][..head_dim];
+        let kv = |values: &[f32], j: usize, c: usize| {
+            f64::from(values[(batch * n_keys + j) * n_kv + head * n_kv_heads / n_heads * head_dim + c])
+        };
+        let scores: Vec<f64> = (0..n_keys)
+            .map(|j| {
+                let dot: f64 = own
+                    .iter()
+                    .enumerate()
+                    .map(|(c, q)| f64::from(*q) * kv(&k, j, c))
+                    .sum();
+                let hidden = case.is_causal && j > i;
+                let bias = if case.is_hidden {
+                    f64::from(bias[i * n_keys + j])
+                } else {
+                    0.0
+                };
+                if hidden {
+                    f64::NEG_INFINITY
+                } else {
+                    dot * f64::from(scale) + bias
+                }
+            })
+            .collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if largest == f64::NEG_INFINITY {
+            continue;
+        }
+        let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        for c in 0..head_dim {
+            expected[(batch * n_queries + i) * n_q + head * head_dim + c] =
+                (0..n_keys).map(|j| weights[j] * kv(&v, j, c)).sum::<f64>() / total;
+        }
+    }
+    assert_close(
+        &format!("{dtype} {case:?}"),
+        &get(&backend, &out),
+        &expected,
+        limit(dtype),
+    );
+}
+
+fn edges() -> Vec<Case> {
+    let mut cases = vec![CASE];
+    // Around whole blocks of queries and tiles of keys.
+    for (n_queries, n_keys) in [
+        (15, 31),
+        (16, 32),
+        (17, 33),
+        (63, 64),
+        (64, 65),
+        (65, 129),
+        (1, 200),
+    ] {
+        cases.push(Case {
+            n_queries,
+            n_keys,
+            n_heads: 2,
+            ..CASE
+        });
+    }
+    for n in [1, 16, 33, 70] {
+        cases.push(Case {
+            n_queries: n,
+            n_keys: n,
+            n_heads: 2,
+            is_causal: true,
+            head_dim: 40,
+            ..CASE
+        });
+    }
+    cases.push(Case {
+        n_queries: 20,
+        n_keys: 70,
+        n_heads: 6,
+        n_kv_heads: 2,
+        head_dim: 16,
+        is_hidden: true,
+        ..CASE
+    });
+    cases.push(Case {
+        n_queries: 34,
+        n_keys: 34,
+        n_heads: 2,
+        head_dim: 16,
+        is_hidden: true,
+        is_causal: true,
+        ..CASE
+    });
+    cases.push(Case {
+        n_queries: 9,
+        n_keys: 77,
+        n_heads: 3,
+        head_dim: 40,
+        offset: 1,
+        ..CASE
+    });
+    cases.push(Case {
+        n_queries: 9,
+        n_keys: 40,
+        n_heads: 3,
+        head_dim: 4,
+        offset: 4,
+        ..CASE
+    });
+    cases
+}
+
+fn plain_edges_hold() {
+    for case in edges() {
+        run(DType::F32, case);
+    }
+    // Wider than a slice, in every dtype.
+    for dtype in FLOATS {
+        for head_dim in [257, 300] {
+            run(
+                dtype,
+                Case {
+                    n_queries: 17,
+                    n_keys: 35,
+                    n_heads: 2,
+                    head_dim,
+                    ..CASE
+                },
+            );
+        }
+    }
+    run(
+        DType::F32,
+        Case {
+            n_queries: 3,
+            n_keys: 40,
+            n_heads: 2,
+            head_dim: 129,
+            ..CASE
+        },
+    );
+}
+
+fn flash_edges_hold() {
+    for dtype in SHORT {
+        for case in edges() {
+            run(dtype, case);
+        }
+    }
+    // Every padded width, full and not, with a second tile of keys.
+    for head_dim in [20, 32, 36, 48, 64, 72, 80, 96, 104, 128, 132, 160, 168, 200, 256] {
+        run(
+            DType::BF16,
+            Case {
+                n_queries: 5,
+                n_keys: 70,
+                n_heads: 2,
+                head_dim,
+                ..CASE
+            },
+        );
+    }
+}
