@@ -1,4 +1,4 @@
-// CPU execution shim for CUDA C++ kernels (prototype).
+// CPU execution shim for CUDA C++ kernels. Needs no header of the toolkit: what kernels use of it is defined here.
 // A .cu file compiled with this header as ordinary C++17 becomes a shared object whose
 // kernels run one block at a time on fibers: every CUDA thread is a fiber, barriers and
 // warp collectives are rendezvous points, and a scheduler that may visit the fibers in
@@ -53,7 +53,7 @@ constexpr size_t kStack = 64 * 1024;
 constexpr size_t kSlot = 64;  // bytes one lane may contribute to a warp collective
 
 #if !defined(__x86_64__)
-#error "prototype: only the x86-64 context switch is written"
+#error "only the context switch of x86-64 is written"
 #endif
 extern "C" void cpucuda_switch(void** save_sp, void* load_sp);
 // Saves callee-saved registers on the current stack, then adopts the other stack.
@@ -110,7 +110,8 @@ struct Block {
   std::vector<Fiber> fib;
   std::vector<Warp> warps;
   Barrier bar;
-  std::vector<unsigned char> dyn;
+  unsigned char* dyn = nullptr;   // ends at an inaccessible page
+  size_t dyn_len = 0;
   void* sched_sp = nullptr;
   void (*body)(void**) = nullptr;
   void** params = nullptr;
@@ -204,7 +205,7 @@ inline int run_block(Block& b, Order ord, unsigned& rng) {
   b.alive = b.n;
   b.bar = Barrier{};
   for (auto& w : b.warps) { w.alive = 0; for (auto& m : w.meet) { m.mask = 0; m.arrived = 0; } }
-  if (!b.dyn.empty()) memset(b.dyn.data(), 0xff, b.dyn.size());  // poison: NaN
+  if (b.dyn_len) memset(b.dyn, 0xff, b.dyn_len);  // poison: NaN
   for (int i = 0; i < b.n; i++) {
     Fiber& f = b.fib[i];
     f.tid = {i % b.block.x, i / b.block.x % b.block.y, i / (b.block.x * b.block.y)};
@@ -262,7 +263,13 @@ inline int run_grid(const char* name, void (*body)(void**), void** params, const
   Block b;
   b.grid = dim3(g[0], g[1], g[2]); b.block = dim3(t[0], t[1], t[2]);
   b.n = t[0] * t[1] * t[2];
-  b.fib.resize(b.n); b.warps.resize((b.n + 31) / 32); b.dyn.resize(dyn + 16);
+  b.fib.resize(b.n); b.warps.resize((b.n + 31) / 32);
+  constexpr size_t kPage = 4096;
+  b.dyn_len = (dyn + 15) & ~(size_t)15;
+  size_t room = (b.dyn_len + kPage - 1) / kPage * kPage;
+  char* dyn_map = (char*)mmap(nullptr, room + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  mprotect(dyn_map + room, kPage, PROT_NONE);
+  b.dyn = (unsigned char*)dyn_map + room - b.dyn_len;
   b.body = body; b.params = params;
   b.stacks = (char*)mmap(nullptr, kStack * b.n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   B = &b; kernel_name = name;
@@ -276,6 +283,7 @@ inline int run_grid(const char* name, void (*body)(void**), void** params, const
   }
   trap = nullptr; B = nullptr; F = nullptr;
   munmap(b.stacks, kStack * b.n);
+  munmap(dyn_map, room + kPage);
   return rc;
 }
 
@@ -296,7 +304,7 @@ template <class... A, void (*K)(A...)> struct Entry<K> {
   extern "C" __attribute__((visibility("default"))) const cpucuda::KernelRecord cpucuda_kernel_##name = { \
       cpucuda::Entry<&name>::n, max_threads, cpucuda::Entry<&name>::sizes, &cpucuda_run_##name};
 
-inline void* dyn_smem() { return (void*)(((uintptr_t)B->dyn.data() + 15) & ~(uintptr_t)15); }
+inline void* dyn_smem() { return B->dyn; }
 }  // namespace cpucuda
 
 // ---- what kernels see ----
@@ -359,7 +367,7 @@ inline float cospif(float x) { return (float)cos(M_PI * (double)x); }
 inline float fast_exp2(float x) { return exp2f(x); }
 inline float fast_rcp(float x) { return 1.0f / x; }
 inline float __saturatef(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
-inline void __trap() { raise(SIGTRAP); }
+inline void __trap() { siglongjmp(*cpucuda::trap, cpucuda::kLaunchFailed); }
 inline float f16_to_f32(unsigned short b) { _Float16 h; memcpy(&h, &b, 2); return (float)h; }
 inline unsigned short f32_to_f16(float x) { _Float16 h = (_Float16)x; unsigned short b; memcpy(&b, &h, 2); return b; }
 inline unsigned short f32_to_bf16(float x) {
