@@ -88,24 +88,32 @@ template <class T> DEVICE void conv(const ConvArgs& args) {
     // The piece of the reduction that this thread copies next.
     int next = first_slice * 4 + piece;
     int tap = next / pieces_per_tap, rest = next - tap * pieces_per_tap;
+    // Kept beside the tap, and the picture's magnification (1 or 2) as a shift: divisions would take as long as the products.
+    int tap_y = tap / args.kernel_width, tap_x = tap - tap_y * args.kernel_width;
+    const int shift = args.upsample - 1;
 
     auto copy_slice = [&](int stage) {
         T* a = shared + stage * STAGE_ELEMENTS;
         T* b = a + TILE_M * TILE_K;
         bool is_inside = tap < args.n_taps;
-        int tap_y = tap / args.kernel_width, tap_x = tap - tap_y * args.kernel_width;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int row = tid / 4 + 64 * i;
             int y = ys[i] + tap_y, x = xs[i] + tap_x;
             bool is_seen = is_inside && y >= 0 && x >= 0 && y < full_height && x < full_width;
-            const T* from = pictures[i] + y / args.upsample * args.strides[1] + x / args.upsample * args.strides[2] + rest * 8;
+            const T* from = pictures[i] + (y >> shift) * args.strides[1] + (x >> shift) * args.strides[2] + rest * 8;
             cp_async16_if(a + place(row, piece), is_seen ? from : args.x, is_seen);
             bool is_kernel = is_inside && kernels[i] != nullptr;
             cp_async16_if(b + place(row, piece), is_kernel ? kernels[i] + tap * args.c_in + rest * 8 : args.w, is_kernel);
         }
         cp_async_commit();
-        for (rest += 4; rest >= pieces_per_tap; rest -= pieces_per_tap) tap++;
+        for (rest += 4; rest >= pieces_per_tap; rest -= pieces_per_tap) {
+            tap++;
+            if (++tap_x == args.kernel_width) {
+                tap_x = 0;
+                tap_y++;
+            }
+        }
     };
 
     float sums[4][4][4];
@@ -145,24 +153,31 @@ template <class T> DEVICE void conv(const ConvArgs& args) {
         }
     }
 
+    // The sums go through shared memory, where only empty groups are still under way: so neighbouring threads store neighbouring channels, and what
+    // follows the sum is one loop rather than 64 copies of it. Columns are permuted by the row, so that no bank is met twice.
+    __syncthreads();
+    float* tile = reinterpret_cast<float*>(shared);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            i64 pixel = first_pixel + warp_m + 16 * i + lane / 4 + 8 * e;
-            if (pixel >= args.n_pixels) continue;
+        for (int e = 0; e < 4; e++) {
+            int row = warp_m + 16 * i + lane / 4 + e / 2 * 8;
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    int channel = first_channel + warp_n + 8 * j + lane % 4 * 2 + c;
-                    if (channel >= args.c_out) continue;
-                    float sum = sums[i][j][2 * e + c];
-                    if (args.partials) args.partials[(blockIdx.z * args.n_pixels + pixel) * args.c_out + channel] = sum;
-                    else finish<T>(args, pixel, channel, sum);
-                }
+            for (int j = 0; j < 4; j++) tile[row * TILE_N + ((warp_n + 8 * j + lane % 4 * 2 + e % 2) ^ row % 8 * 8)] = sums[i][j][e];
         }
+    __syncthreads();
+    const int own = tid % TILE_N, channel = first_channel + own;
+    if (channel >= args.c_out) return;
+#pragma unroll 1
+    for (int row = tid / TILE_N; row < TILE_M; row += THREADS / TILE_N) {
+        i64 pixel = first_pixel + row;
+        if (pixel >= args.n_pixels) break;
+        float sum = tile[row * TILE_N + (own ^ row % 8 * 8)];
+        if (args.partials) args.partials[(blockIdx.z * args.n_pixels + pixel) * args.c_out + channel] = sum;
+        else finish<T>(args, pixel, channel, sum);
+    }
 }
+static_assert(TILE_M * TILE_N * 4 <= STAGES * STAGE_ELEMENTS * 2, "the sums of a block fit into its stages");
 
 // Sums the parts of a split reduction in order.
 template <class T> DEVICE void conv_sum(const ConvArgs& args) {
