@@ -55,16 +55,17 @@ CASE is a folder with model/, reference.json and reference.safetensors, as
 scripts/reference/make_reference.py writes them. The case runs once per rank at the same time: first
 from the initial latents that the reference gives, then from its seed. Every tensor is compared by
 relative L2 error, integers exactly, and its SHA-256 must be the same on all ranks. Exit code 0 only
-if every tensor of both sides is matched, of the same shape, finite and within its limit.
+if every tensor of both sides is matched, of the same shape, finite and within its limit: 1e-4 (pictures
+1e-3), in bf16 and f16 the larger of 2e-2 and 1.25 times the reference's own error in bf16.
 
 --share N: the case runs once more while N other requests share its waves on every rank, and must come
-out the same to the last bit. They have seeds, prompts and step counts of their own and start before,
+out the same to the last bit (on CUDA within its limits). They have seeds, prompts and step counts of their own and start before,
 with and after the case; one in four has another size and guidance, one in four is given up on the way.";
 
 const MODES_HELP: &str = "\
 Modes: in request mode a wave is whole pictures, and those that share it begin and end together. In
 step mode a wave is one denoiser step of each, and pictures join and leave between steps. Either way
-they are the same, byte for byte.";
+they are the same, byte for byte (on CUDA within rounding).";
 
 /// Diffusion models through worker processes.
 ///

@@ -544,8 +544,7 @@ fn arguments_that_make_no_sense_are_refused_by_name() {
     refused(&["-o", "picture.jpg"], 2, &["PNG"]);
     refused(&["--dtype", "bf16"], 2, &["bf16", "f32"]);
     refused(&["--device", "tpu"], 2, &["tpu", "cpu"]);
-    refused(&["--device", "cuda"], 7, &["cuda", "--device cpu"]);
-    refused(&["--device", "cuda:1"], 7, &["cuda:1"]);
+    refused(&["--device", "cuda:x"], 2, &["cuda:x", "cuda:N"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod cli;
+mod cuda;
 mod fault_cases;
 mod layering;
 mod process_death;

@@ -153,15 +153,21 @@ impl Running {
 
     /// Waits for its end.
     #[track_caller]
-    pub(crate) fn finish(mut self) -> Outcome {
-        let until = Instant::now() + LIMIT;
+    pub(crate) fn finish(self) -> Outcome {
+        self.finish_within(LIMIT)
+    }
+
+    /// As [`Running::finish`], with a limit of its own.
+    #[track_caller]
+    pub(crate) fn finish_within(mut self, limit: Duration) -> Outcome {
+        let until = Instant::now() + limit;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("it is our child") {
                 break status;
             }
             assert!(
                 Instant::now() < until,
-                "no end after {LIMIT:?}; stderr: {}",
+                "no end after {limit:?}; stderr: {}",
                 self.stderr()
             );
             thread::sleep(Duration::from_millis(2));
