@@ -246,7 +246,7 @@ impl Backend for CudaBackend {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Prepared> {
         self.device.refuse_in_recording("prepare")?;
-        weights::prepare(&self.device, self.dtype, specs, input, progress)
+        weights::prepare(&self.memory, self.dtype, specs, input, progress)
     }
 
     fn weight_tensor(&self, weight: &Weight) -> Result<Tensor> {

@@ -17,6 +17,7 @@
 //! | `ops/` | one file per group of ops: the launches |
 //! | `products` | matrix products by cuBLASLt |
 //! | `report` | what kernels find wrong with numbers they are given |
+//! | `weights`, `staging` | weights on the device, and their way there |
 //! | `repeat` | recordings (CUDA graphs) |
 //! | `backend` | the contract, each op in a line |
 //! | `standin/` | a workspace of its own: CUDA's libraries played by the CPU, for tests |
@@ -32,6 +33,7 @@ mod ops;
 mod products;
 mod repeat;
 mod report;
+mod staging;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};

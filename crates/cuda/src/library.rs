@@ -1,5 +1,6 @@
 //! Which of CUDA's libraries are there. cudarc panics where one is missing, so this is asked first.
 
+use crate::image;
 use cudarc::{cublaslt, driver, nvrtc};
 
 /// Why there is no CUDA device to use.
@@ -50,7 +51,9 @@ pub fn device_count() -> Result<usize, Unavailable> {
 pub fn libraries_are_present() -> Result<(), Unavailable> {
     driver_is_present()?;
     products_are_present()?;
-    // This build holds no compiled kernels.
+    if image::are_all_prebuilt() {
+        return Ok(());
+    }
     compiler_is_present()
 }
 

@@ -117,6 +117,7 @@ impl Memory {
             }
             // Freed memory comes back when the stream is there.
             state.device.synchronize("waiting for memory")?;
+            trim(&state.device);
             if let Ok(start) = allocate(state.device.stream(), len_bytes) {
                 return Ok(start);
             }
@@ -127,6 +128,22 @@ impl Memory {
             needed_bytes: len_bytes as u64,
             available_bytes: free_bytes as u64 + unused_bytes(&state.device),
         })
+    }
+
+    /// What others than activations may take; if that is less than `needed_bytes`, after everything that is only kept was given up.
+    pub(crate) fn available_to_others(&self, needed_bytes: u64) -> Result<u64> {
+        let device = &self.0.device;
+        let ask = || device.check("asking for memory", result::mem_get_info());
+        let (free_bytes, _) = ask()?;
+        if free_bytes as u64 >= needed_bytes {
+            return Ok(free_bytes as u64);
+        }
+        if let Some(release) = &*self.0.release.borrow() {
+            (release.0)();
+        }
+        device.synchronize("waiting for memory")?;
+        trim(device);
+        Ok(ask()?.0 as u64)
     }
 
     /// From now on memory comes from a new arena (R2), until [`Memory::end_arena`].
@@ -186,6 +203,12 @@ fn keep_freed(device: &Device) {
     if answer.is_err() {
         tracing::warn!("the device's memory pool cannot be told to keep what is freed; steps may be slower");
     }
+}
+
+/// Gives what the pool holds and nobody uses back to the system. That it cannot shows in what is there afterwards.
+fn trim(device: &Device) {
+    // SAFETY: the pool belongs to the device.
+    let _ = unsafe { device::get_default_mem_pool(device.raw()).and_then(|pool| mem_pool::trim_to(pool, 0)) };
 }
 
 /// What the pool holds and nobody uses.

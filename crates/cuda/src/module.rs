@@ -2,14 +2,23 @@
 
 use crate::{
     device::Device,
-    image::{self, SOURCES},
+    image::{self, Compiler, SOURCES},
 };
 use cudarc::driver::{
+    DriverError,
     result::{function, module},
     sys,
 };
 use denoised_tensor::{DType, Result, TensorError};
-use std::{cell::RefCell, collections::HashMap, ffi::c_void, path::Path, rc::Rc};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    ffi::c_void,
+    path::Path,
+    rc::Rc,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
 
 /// A kernel as launches name it: `layer_norm` of `norm.cu`, of which there is `layer_norm_f32`, `layer_norm_bf16` and `layer_norm_f16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,25 +46,67 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// Compiles and loads every file of kernels.
+    /// Loads every file of kernels: this build's images, those of the cache, and what has to be compiled. With `folder` the sources there
+    /// take the place of this build's own.
     pub(crate) fn load(device: Rc<Device>, folder: Option<&Path>, cache: Option<&Path>) -> Result<Self> {
         let (major, minor) = device.compute_capability();
-        let mut modules = HashMap::new();
+        let mut loaded = Self {
+            device,
+            modules: HashMap::new(),
+            functions: RefCell::default(),
+        };
+        let mut sources = Vec::new();
         for source in SOURCES {
-            let text = image::text(source, folder)?;
-            let image = image::compile(source.name, &text, 10 * major + minor, cache)?;
+            let image = image::prebuilt(source.name).filter(|_| folder.is_none());
+            if !image.map_or(Ok(false), |image| loaded.try_load(source.name, image))? {
+                sources.push((source.name, image::text(source, folder)?));
+            }
+        }
+        let n_prebuilt = loaded.modules.len();
+        if sources.is_empty() {
+            tracing::debug!("kernels: {n_prebuilt} files of this build");
+            return Ok(loaded);
+        }
+        let compiler = Compiler::new(10 * major + minor, cache)?;
+        let mut missing = Vec::new();
+        for (name, text) in sources {
+            let image = compiler.cached(name, &text);
+            if !image.map_or(Ok(false), |image| loaded.try_load(name, &image))? {
+                missing.push((name, text));
+            }
+        }
+        let n_cached = loaded.modules.len() - n_prebuilt;
+        for (name, image) in compile_all(&compiler, &missing)? {
             // SAFETY: the image is a whole one, as the compiler made it.
             let answer = unsafe { module::load_data(image.as_ptr().cast::<c_void>()) };
-            modules.insert(
-                source.name,
-                device.check(&format!("loading {}.cu", source.name), answer)?,
-            );
+            let module = loaded.device.check(&format!("loading {name}.cu"), answer)?;
+            loaded.modules.insert(name, module);
         }
-        Ok(Self {
-            device,
-            modules,
-            functions: RefCell::default(),
-        })
+        tracing::debug!(
+            "kernels: {n_prebuilt} files of this build, {n_cached} of the cache, {} compiled",
+            missing.len()
+        );
+        Ok(loaded)
+    }
+
+    /// Loads `image`, if the driver takes it.
+    fn try_load(&mut self, name: &'static str, image: &[u8]) -> Result<bool> {
+        use sys::CUresult as E;
+        // SAFETY: the image is a whole one: embedded, or with the digest that it was written with.
+        match unsafe { module::load_data(image.as_ptr().cast::<c_void>()) } {
+            Err(DriverError(
+                E::CUDA_ERROR_INVALID_IMAGE
+                | E::CUDA_ERROR_INVALID_PTX
+                | E::CUDA_ERROR_NO_BINARY_FOR_GPU
+                | E::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+                | E::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+            )) => Ok(false),
+            answer => {
+                let module = self.device.check(&format!("loading {name}.cu"), answer)?;
+                self.modules.insert(name, module);
+                Ok(true)
+            }
+        }
     }
 
     /// The kernel for `dtype`, which takes one argument of `args_bytes`. `shared_bytes` is the most that it will be launched with.
@@ -116,6 +167,35 @@ impl Modules {
         }
         Ok(())
     }
+}
+
+/// Compiles `sources`, several at a time.
+fn compile_all(
+    compiler: &Compiler<'_>,
+    sources: &[(&'static str, String)],
+) -> Result<Vec<(&'static str, Vec<u8>)>> {
+    let n_threads = thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let compile_some = || -> Result<Vec<(&'static str, Vec<u8>)>> {
+        let mut images = Vec::new();
+        while let Some((name, text)) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+            images.push((*name, compiler.compile(name, text)?));
+        }
+        Ok(images)
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (1..n_threads.min(sources.len()))
+            .filter_map(|_| thread::Builder::new().spawn_scoped(scope, compile_some).ok())
+            .collect();
+        let mut images = compile_some()?;
+        for thread in threads {
+            let compiled = thread.join();
+            images.extend(
+                compiled.map_err(|_| TensorError::Device("a thread that compiles failed".to_owned()))??,
+            );
+        }
+        Ok(images)
+    })
 }
 
 impl Drop for Modules {

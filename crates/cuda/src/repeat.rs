@@ -186,9 +186,9 @@ pub(crate) fn repeat(
             }
             Err(error) => {
                 device.check_alive()?;
-                // Memory may be there another time; anything else will be the same again.
+                // Without the other recordings there may be memory enough; anything else will be the same again.
                 let entry = match &error {
-                    TensorError::OutOfMemory { .. } => Entry::Seen,
+                    TensorError::OutOfMemory { .. } if recordings.clear() => Entry::Seen,
                     _ => Entry::Refused,
                 };
                 tracing::debug!("a step is not recorded and runs op by op: {error}");

@@ -12,6 +12,7 @@
 use crate::{
     device::{Device, driver_failure},
     memory::Memory,
+    staging::{BUFFER_BYTES, Staging},
 };
 use cudarc::driver::{
     result::{self, ctx, primary_ctx},
@@ -21,7 +22,7 @@ use denoised_tensor::{
     Buffer, DType, PrepareInput, Prepared, Result, SourceDType, SourceTensor, TensorError, Weight,
     WeightKind, WeightSet, WeightSource, WeightSpec, check,
 };
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 use std::{any::Any, sync::Arc};
 
 /// What the fastest products want their operands to start on.
@@ -35,6 +36,7 @@ pub(crate) struct DeviceWeights {
     /// Address of the context, which this retains.
     context: usize,
     dtype: DType,
+    n_bytes: u64,
     /// Of each weight: offset of its main form, and of its form in the backend's dtype.
     places: Vec<(usize, usize)>,
 }
@@ -128,7 +130,7 @@ pub(crate) fn buffer(op: &'static str, weight: &Weight, device: &Device) -> Resu
 
 /// Reads, converts and uploads all weights.
 pub(crate) fn prepare(
-    device: &Device,
+    memory: &Memory,
     dtype: DType,
     specs: &[WeightSpec],
     input: PrepareInput<'_>,
@@ -140,6 +142,7 @@ pub(crate) fn prepare(
         ));
     };
     check::weights::sources(specs, source)?;
+    let device = memory.device();
     let mut n_bytes = 0;
     let mut place = |len_bytes: usize| {
         let offset = n_bytes;
@@ -173,14 +176,13 @@ pub(crate) fn prepare(
             }
         })
         .collect();
-    let (available_bytes, _) =
-        result::mem_get_info().map_err(|error| driver_failure("asking for memory", error))?;
+    let available_bytes = memory.available_to_others(n_bytes as u64)?;
     let out_of_memory = || TensorError::OutOfMemory {
         what: "the weights".to_owned(),
         needed_bytes: n_bytes as u64,
-        available_bytes: available_bytes as u64,
+        available_bytes,
     };
-    if n_bytes > available_bytes {
+    if n_bytes as u64 > available_bytes {
         return Err(out_of_memory());
     }
     // SAFETY: the device is open on this thread.
@@ -189,10 +191,13 @@ pub(crate) fn prepare(
     // SAFETY: as above.
     let start = match unsafe { result::malloc_sync(n_bytes.max(1)) } {
         Ok(start) => start,
-        Err(_) => {
+        Err(error) => {
             // SAFETY: retained above.
             let _ = unsafe { primary_ctx::release(device.raw()) };
-            return Err(out_of_memory());
+            return match error.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(out_of_memory()),
+                _ => device.check("preparing weights", Err(error)),
+            };
         }
     };
     let set = Arc::new(DeviceWeights {
@@ -200,6 +205,7 @@ pub(crate) fn prepare(
         device: device.raw(),
         context: context as usize,
         dtype,
+        n_bytes: n_bytes as u64,
         places,
     });
     fill(&set, specs, source, device, progress)?;
@@ -228,9 +234,9 @@ fn fill(
     device: &Device,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    let n_elements = |spec: &WeightSpec| spec.shape.iter().product::<usize>() as u64;
-    let total: u64 = specs.iter().map(n_elements).sum();
-    let (mut done, mut scratch) = (0, Vec::new());
+    let total = set.n_bytes;
+    let mut staging = Staging::new(device)?;
+    let mut values = Vec::new();
     progress(0, total);
     for (spec, (main, in_dtype)) in specs.iter().zip(&set.places) {
         let main_dtype = match spec.kind {
@@ -251,20 +257,24 @@ fn fill(
                 first_row,
                 n_rows,
             };
-            piece.upload(set.start + *main as u64, main_dtype, device, &mut scratch)?;
+            piece.upload(set.start + *main as u64, main_dtype, &mut staging, &mut values)?;
             if in_dtype != main {
-                piece.upload(set.start + *in_dtype as u64, set.dtype, device, &mut scratch)?;
+                piece.upload(set.start + *in_dtype as u64, set.dtype, &mut staging, &mut values)?;
             }
             first_row += n_rows;
         }
-        done += n_elements(spec);
-        progress(done, total);
+        let n_elements = spec.shape.iter().product::<usize>();
+        let end = if in_dtype == main {
+            main + n_elements * main_dtype.size_bytes()
+        } else {
+            in_dtype + n_elements * set.dtype.size_bytes()
+        };
+        progress(end as u64, total);
     }
+    staging.finish()?;
+    progress(total, total);
     Ok(())
 }
-
-/// Elements that are converted at once.
-const CHUNK_ELEMENTS: usize = 4 << 20;
 
 /// One tensor of a checkpoint on its way to rows `first_row ..` of a weight.
 struct Piece<'a> {
@@ -276,22 +286,17 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Converts and copies it to the weight at `start`, through `scratch` unless it is there in the right form.
+    /// Copies it to the weight at `start`, converted where it is not in the right form. `values` is scratch.
     fn upload(
         &self,
         start: sys::CUdeviceptr,
         dtype: DType,
-        device: &Device,
-        scratch: &mut Vec<u8>,
+        staging: &mut Staging<'_>,
+        values: &mut Vec<f32>,
     ) -> Result<()> {
+        let (size, source_size) = (dtype.size_bytes(), self.tensor.dtype.size_bytes());
         let row_len: usize = self.spec.shape.iter().skip(1).product();
-        let size = dtype.size_bytes();
         let start = start + (self.first_row * row_len * size) as u64;
-        let copy = |offset: usize, bytes: &[u8]| {
-            // SAFETY: the piece has room for all of its rows; the call returns when the bytes were read.
-            let answer = unsafe { result::memcpy_htod_sync(start + offset as u64, bytes) };
-            device.check("uploading weights", answer)
-        };
         let n_taps: usize = match self.spec.kind {
             WeightKind::Conv { .. } => self.spec.shape[2..].iter().product(),
             _ => 1,
@@ -303,25 +308,43 @@ impl Piece<'_> {
                     | (SourceDType::F16, DType::F16)
                     | (SourceDType::BF16, DType::BF16)
             );
-        if is_as_it_is {
-            return copy(0, &self.tensor.bytes);
+        // The taps of a kernel stay together.
+        let unit = if n_taps > 1 { row_len } else { 1 };
+        let at_once = BUFFER_BYTES / (size * unit) * unit;
+        if at_once == 0 {
+            return Err(TensorError::Weight {
+                name: self.name.to_owned(),
+                detail: format!(
+                    "a kernel of {row_len} elements is beyond the {BUFFER_BYTES} bytes of a buffer"
+                ),
+            });
         }
-        // Whole rows, so that the taps of a kernel stay together.
-        let rows_at_once = (CHUNK_ELEMENTS / row_len.max(1)).clamp(1, self.n_rows.max(1));
-        for row in (0..self.n_rows).step_by(rows_at_once) {
-            let n_elements = rows_at_once.min(self.n_rows - row) * row_len;
-            let source_bytes = self.tensor.dtype.size_bytes();
-            let mut values = decode(
-                &self.tensor.bytes[row * row_len * source_bytes..][..n_elements * source_bytes],
-                self.tensor.dtype,
-            );
-            if n_taps > 1 {
-                values = channels_last(&values, row_len / n_taps, n_taps);
-            }
-            scratch.clear();
-            encode(&values, dtype, scratch);
-            self.check_range(&values, dtype)?;
-            copy(row * row_len * size, scratch)?;
+        let n_all = self.n_rows * row_len;
+        for first in (0..n_all).step_by(at_once) {
+            let n_elements = at_once.min(n_all - first);
+            let source = &self.tensor.bytes[first * source_size..][..n_elements * source_size];
+            let to = start + (first * size) as u64;
+            let write = |out: &mut [u8]| {
+                if is_as_it_is {
+                    out.copy_from_slice(source);
+                    return Ok(());
+                }
+                // Pieces that stay in the processor's cache.
+                let n_per_block = (BLOCK_ELEMENTS / unit).max(1) * unit;
+                let blocks = source.chunks(n_per_block * source_size);
+                for (source, out) in blocks.zip(out.chunks_mut(n_per_block * size)) {
+                    values.clear();
+                    decode(source, self.tensor.dtype, values);
+                    self.check_range(values, dtype)?;
+                    if n_taps > 1 {
+                        *values = channels_last(values, row_len / n_taps, n_taps);
+                    }
+                    encode(values, dtype, out);
+                }
+                Ok(())
+            };
+            // SAFETY: the weight has room for all rows of its pieces, and `fill` waits before the block can be freed.
+            unsafe { staging.send(to, n_elements * size, write)? };
         }
         Ok(())
     }
@@ -344,27 +367,50 @@ impl Piece<'_> {
     }
 }
 
-fn decode(bytes: &[u8], dtype: SourceDType) -> Vec<f32> {
+/// Elements that are converted at once.
+const BLOCK_ELEMENTS: usize = 8 << 10;
+
+fn decode(bytes: &[u8], dtype: SourceDType, values: &mut Vec<f32>) {
     let pairs = bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
     match dtype {
-        SourceDType::F64 => bytes
-            .chunks_exact(8)
-            .map(|b| f64::from_le_bytes(std::array::from_fn(|i| b[i])) as f32)
-            .collect(),
-        SourceDType::F32 => bytes
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes(std::array::from_fn(|i| b[i])))
-            .collect(),
-        SourceDType::F16 => pairs.map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
-        SourceDType::BF16 => pairs.map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
+        SourceDType::F64 => values.extend(
+            bytes
+                .chunks_exact(8)
+                .map(|b| f64::from_le_bytes(std::array::from_fn(|i| b[i])) as f32),
+        ),
+        SourceDType::F32 => values.extend(
+            bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes(std::array::from_fn(|i| b[i]))),
+        ),
+        SourceDType::F16 => {
+            let halves: Vec<f16> = pairs.map(f16::from_le_bytes).collect();
+            values.resize(halves.len(), 0.0);
+            halves.convert_to_f32_slice(values);
+        }
+        SourceDType::BF16 => values.extend(pairs.map(|pair| bf16::from_le_bytes(pair).to_f32())),
     }
 }
 
-fn encode(values: &[f32], dtype: DType, bytes: &mut Vec<u8>) {
+fn encode(values: &[f32], dtype: DType, out: &mut [u8]) {
     match dtype {
-        DType::BF16 => bytes.extend(values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())),
-        DType::F16 => bytes.extend(values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes())),
-        _ => bytes.extend(values.iter().flat_map(|x| x.to_le_bytes())),
+        DType::BF16 => {
+            for (to, x) in out.chunks_exact_mut(2).zip(values) {
+                to.copy_from_slice(&bf16::from_f32(*x).to_le_bytes());
+            }
+        }
+        DType::F16 => {
+            let mut halves = vec![f16::ZERO; values.len()];
+            halves.convert_from_f32_slice(values);
+            for (to, x) in out.chunks_exact_mut(2).zip(&halves) {
+                to.copy_from_slice(&x.to_le_bytes());
+            }
+        }
+        _ => {
+            for (to, x) in out.chunks_exact_mut(4).zip(values) {
+                to.copy_from_slice(&x.to_le_bytes());
+            }
+        }
     }
 }
 
