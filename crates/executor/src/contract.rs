@@ -98,7 +98,7 @@ pub struct WorldInfo {
     pub model: Option<ModelInfo>,
     /// What the workers compute with, by rank; empty for workers that have no device.
     pub devices: Vec<WorkerDevice>,
-    /// Bytes of the prepared weights of one rank, shared by all ranks of a host.
+    /// Bytes of the prepared weights of one rank; all ranks of a host share them where the device is the CPU.
     pub weight_bytes: u64,
     /// Process ids of the workers by rank; empty for workers without processes.
     pub pids: Vec<u32>,
