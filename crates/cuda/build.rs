@@ -10,8 +10,11 @@ fn main() -> io::Result<()> {
     let prebuilt = kernels.join("prebuilt");
     let portable = fs::read(kernels.join("portable.cuh"))?;
     let mut list = String::from("[\n");
-    for entry in fs::read_dir(&kernels)? {
-        let path = entry?.path();
+    let entries = fs::read_dir(&kernels)?.map(|entry| Ok(entry?.path()));
+    let mut paths = entries.collect::<io::Result<Vec<_>>>()?;
+    // Equal sources make equal programs.
+    paths.sort();
+    for path in paths {
         if path.extension().is_none_or(|ending| ending != "cu") {
             continue;
         }
