@@ -132,7 +132,13 @@ pub(crate) fn layer_norm(
         eps,
         is_vector: i32::from(is_vector),
     };
-    let (kernel, extents) = by_width(extents.n_cols, extents.n_rows, LAYER_NORM_NARROW, LAYER_NORM_WIDE);
+    let (kernel, extents) = by_width(
+        ops,
+        extents.n_cols,
+        extents.n_rows,
+        LAYER_NORM_NARROW,
+        LAYER_NORM_WIDE,
+    );
     // SAFETY: all operands were checked.
     unsafe { ops.launch(kernel, x.dtype, extents, &args) }
 }
@@ -166,20 +172,22 @@ pub(crate) fn rms_norm(
             x.has_vector_rows() && out.has_vector_rows() && group_len.is_multiple_of(vector_len),
         ),
     };
-    let (kernel, extents) = by_width(group_len, n_units, RMS_NORM_NARROW, RMS_NORM_WIDE);
+    let (kernel, extents) = by_width(ops, group_len, n_units, RMS_NORM_NARROW, RMS_NORM_WIDE);
     // SAFETY: all operands were checked.
     unsafe { ops.launch(kernel, x.dtype, extents, &args) }
 }
 
 /// A warp or a block for each of `n_units` of `len` elements.
-fn by_width(len: usize, n_units: usize, narrow: Kernel, wide: Kernel) -> (Kernel, Extents) {
+fn by_width(ops: Ops<'_>, len: usize, n_units: usize, narrow: Kernel, wide: Kernel) -> (Kernel, Extents) {
     let (kernel, per_block) = if len <= NARROW_COLS {
         (narrow, 8)
     } else {
         (wide, 1)
     };
+    // Enough to keep the device busy; their loop takes the rest.
+    let most = 32 * ops.device.n_multiprocessors() as usize;
     let extents = Extents {
-        grid: [n_units.div_ceil(per_block).min(1 << 20) as u32, 1, 1],
+        grid: [n_units.div_ceil(per_block).min(most) as u32, 1, 1],
         block: 256,
         shared_bytes: 0,
     };

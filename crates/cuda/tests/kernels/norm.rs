@@ -24,7 +24,15 @@ fn normal(group: &[f64], eps: f64) -> Vec<f64> {
 fn long_rows_and_many_chunks_hold() {
     for dtype in FLOATS {
         let backend = backend(dtype);
-        for (n_rows, n, offset) in [(3, 1025, 0), (2, 2048, 0), (2, 2056, 8), (5, 1100, 1)] {
+        // The last two take the grid's loop more than one round, of warps and of blocks.
+        for (n_rows, n, offset) in [
+            (3, 1025, 0),
+            (2, 2048, 0),
+            (2, 2056, 8),
+            (5, 1100, 1),
+            (1301, 5, 0),
+            (141, 1032, 0),
+        ] {
             let x = values(dtype, n as u64, n_rows * n);
             let view = put_apart(&backend, dtype, &[n_rows, n], &x, offset, 8);
             let out = backend.alloc(&[n_rows, n], dtype).expect("memory");
