@@ -137,6 +137,8 @@ template <class T> DEVICE void conv(const ConvArgs& args) {
         else cp_async_commit();
         const T* a = shared + slice % STAGES * STAGE_ELEMENTS;
         const T* b = a + TILE_M * TILE_K;
+        // A warp whose pixels or channels all lie beyond the ends only helps to copy.
+        if (first_pixel + warp_m >= args.n_pixels || first_channel + warp_n >= args.c_out) continue;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             unsigned left[4][4], right[2][4];
