@@ -184,7 +184,8 @@ struct GroupNormArgs {
     int is_vector;
 };
 
-// Sums a value per channel over the positions of a chunk, then over the channels of each group; `sums[group]` of the block.
+// Sums a value per channel over the positions of a chunk, then over the channels of each group: `sums[group]`, of which a thread may read
+// those that it wrote (every 256th from its number on) until the block meets again.
 // `value(x, i)` is what element i of a thread's channels counts for.
 template <class T, int V, class Value>
 DEVICE void chunk_sums(const GroupNormArgs& args, i64 first_row, i64 n_rows, float* lanes, float* sums, Value value) {
@@ -213,7 +214,6 @@ DEVICE void chunk_sums(const GroupNormArgs& args, i64 first_row, i64 n_rows, flo
             for (int i = 0; i < group_len; i++) sum += lanes[lane * args.n_channels + group * group_len + i];
         sums[group] = sum;
     }
-    __syncthreads();
 }
 
 template <class T, int V> DEVICE void group_norm_chunk(const GroupNormArgs& args) {

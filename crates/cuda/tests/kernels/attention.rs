@@ -7,7 +7,9 @@ in_both_schedules!(
     plain_formulas_hold,
     flash_formulas_hold,
     plain_edges_hold,
-    flash_edges_hold
+    flash_edges_hold,
+    plain_nan_is_seen,
+    flash_nan_is_seen,
 );
 
 fn plain_formulas_hold() {
@@ -251,4 +253,37 @@ fn flash_edges_hold() {
             },
         );
     }
+}
+
+/// A query of NaN has no largest score and yields NaN, not the zeros of a query that sees no key.
+fn nan_is_seen(dtype: DType) {
+    let backend = backend(dtype);
+    let mut q = vec![0.5; 3 * 8];
+    q[8..16].fill(f32::NAN);
+    let (q, k) = (
+        put(&backend, dtype, &[1, 3, 8], &q),
+        put(&backend, dtype, &[1, 5, 8], &[0.25; 40]),
+    );
+    let out = backend.alloc(&[1, 3, 8], dtype).expect("memory");
+    let spec = AttentionSpec {
+        n_heads: 1,
+        n_kv_heads: 1,
+        scale: 1.0,
+        is_causal: false,
+        bias: None,
+    };
+    backend
+        .attention(&q, &k, &k, &spec, &out)
+        .expect("shapes that fit");
+    let got = get(&backend, &out);
+    assert!(got[8..16].iter().all(|x| x.is_nan()), "{got:?}");
+    assert!(got[..8].iter().chain(&got[16..]).all(|x| *x == 0.25), "{got:?}");
+}
+
+fn plain_nan_is_seen() {
+    nan_is_seen(DType::F32);
+}
+
+fn flash_nan_is_seen() {
+    nan_is_seen(DType::BF16);
 }

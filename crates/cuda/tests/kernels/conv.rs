@@ -248,6 +248,18 @@ fn conv_edges_hold() {
             run(dtype, case);
         }
     }
+    // A split reduction with more sums than one round of threads takes (4 multiprocessors, 32 blocks, 256 threads).
+    run(
+        DType::BF16,
+        Case {
+            n_batch: 3,
+            height: 8,
+            width: 16,
+            c_in: 128,
+            c_out: 128,
+            ..CASE
+        },
+    );
 }
 
 /// The same by gathered rows: f32, and 16-bit types whose channels are no whole vectors.
