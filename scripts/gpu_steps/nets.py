@@ -261,7 +261,7 @@ class Mmdit(nn.Module):
 
 
 def position_table(n, side, base_side):
-    """[1, side * side, n]: sines and cosines of the column in the first half, of the row in the second."""
+    """[1, side * side, n]: sines and cosines of the column first, then those of the row."""
     omega = 1e4 ** -(torch.arange(n // 4, dtype=torch.float64) / (n / 4))
     angles = (torch.arange(side, dtype=torch.float32) / (side / base_side))[:, None] * omega
     waves = torch.cat([angles.sin(), angles.cos()], dim=1).float()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Times PyTorch on the ops and the denoise steps that `gpu-check` times, for one comparison on one card.
+"""Times PyTorch on the ops and the denoise steps that `gpu-check` times, on the same card.
 
     python peers.py perf OUT.json [--small] [--compile]
     python peers.py step sd15|sd3m MODEL OUT.json [--small] [--limit 90] [--peer plain|diffusers]
 
 perf takes the shapes of shapes.json: 20 launches in a CUDA graph, the median of 10 replays, on normal
-values in bf16. Each op is in the layout that PyTorch is fastest in. PyTorch has no kernel for a norm with
-SiLU or modulation, nor for GEGLU; these take several launches, unless --compile adds `compiled_ms`.
+values in bf16. Each op is in the layout that PyTorch is fastest in. PyTorch has no kernel for a norm
+with SiLU or modulation, nor for GEGLU: these take several launches; --compile adds `compiled_ms`.
 
     {"measured", "device", "torch", "entries": [{"name", "op", "ms", "compiled_ms"?, "note"?}]}
 
@@ -112,7 +112,7 @@ UNFUSED = ("group_norm_silu", "layer_norm_modulated", "geglu")
 
 
 def graph_ms(run, n_launches):
-    """Median over replays of a CUDA graph of several launches, per launch; on the CPU of plain calls."""
+    """Median over replays of a CUDA graph of launches, per launch; on the CPU of plain calls."""
     if not HAS_CUDA:
         return call_ms(run, 2)
     side = torch.cuda.Stream()
@@ -249,11 +249,16 @@ def step(args):
     if not HAS_CUDA and not args.small:
         add_note(report, "no CUDA device")
     else:
-        run, net, report["peer"] = step_of(args)
+        try:
+            run, net, report["peer"] = step_of(args)
+        except Exception as error:
+            add_note(report, f"no net: {error}")
+            write_json(args.out, dict(report, measured=False))
+            raise
         attempt(report, "eager_ms", lambda: call_ms(lambda: run(net)))
         report["measured"] &= report["eager_ms"] is not None
         if HAS_CUDA:
-            report["peak_bytes"] = torch.cuda.max_memory_allocated()
+            attempt(report, "peak_bytes", lambda: peak_bytes(lambda: run(net)))
         attempt(report, "eager_graph_ms", lambda: graph_ms(lambda: run(net), 1))
         write_json(args.out, report)  # What there is, should the rest be cut off.
         del run, net
@@ -261,6 +266,14 @@ def step(args):
             torch.cuda.empty_cache()
         add_compiled(args, report)
     write_json(args.out, report)
+
+
+def peak_bytes(run):
+    """Of one step and the weights, without what choosing convolutions took before."""
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
 
 
 def add_compiled(args, report):
