@@ -4,6 +4,8 @@
     python peers.py perf OUT.json [--small] [--compile]
     python peers.py step sd15|sd3m MODEL OUT.json [--small] [--limit 90] [--peer plain|diffusers]
 
+OUT.json holds at any time what has been measured so far; `-` is standard output, written to at the end.
+
 perf takes the shapes of shapes.json: 20 launches in a CUDA graph, the median of 10 replays, on normal
 values in bf16. Each op is in the layout that PyTorch is fastest in. PyTorch has no kernel for a norm
 with SiLU or modulation, nor for GEGLU: these take several launches; --compile adds `compiled_ms`.
@@ -13,7 +15,7 @@ with SiLU or modulation, nor for GEGLU: these take several launches; --compile a
 step takes one forward of the denoiser for both prompts of one picture in bf16 (512 px for sd15, 1024 px
 for sd3m), eager and compiled, each call by call and as a CUDA graph. The net is diffusers' where that
 can be imported, and otherwise that of nets.py, which gave diffusers' bits in float32. Compiling happens
-in a process of its own, which is ended after --limit seconds.
+in a process of its own, which is ended when --limit seconds have gone by since this script began.
 
     {"measured", "device", "torch", "peer", "eager_ms", "eager_graph_ms", "compiled_ms",
      "compiled_graph_ms", "peak_bytes", "note"}
@@ -29,6 +31,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -38,6 +41,7 @@ from torch.nn import functional as F
 from files import read_tensors, write_json
 from nets import NETS
 
+STARTED = time.monotonic()
 HAS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 DTYPE = torch.bfloat16
@@ -48,6 +52,13 @@ SHAPES = Path(__file__).with_name("shapes.json")
 def about(args):
     name = torch.cuda.get_device_name() if HAS_CUDA else "cpu"
     return dict(measured=HAS_CUDA and not args.small, device=name, torch=torch.__version__)
+
+
+def save(args, report, is_complete=False):
+    if str(args.out) != "-":
+        write_json(args.out, report)
+    elif is_complete:
+        print(json.dumps(report, indent=1))
 
 
 def normal(*shape):
@@ -169,7 +180,7 @@ def perf(args):
     report = dict(about(args), entries=[])
     if not HAS_CUDA and not args.small:
         add_note(report, "no CUDA device")
-        write_json(args.out, report)
+        save(args, report, is_complete=True)
         return
     for shape in json.loads(SHAPES.read_text()):
         entry = dict(name=shape["name"], op=shape["op"], ms=None)
@@ -183,7 +194,8 @@ def perf(args):
                 "compiled_ms",
                 lambda: graph_ms(torch.compile(op_of(shape, args.small), dynamic=False), LAUNCHES),
             )
-        write_json(args.out, report)
+        save(args, report)
+    save(args, report, is_complete=True)
 
 
 def op_of(shape, is_small):
@@ -245,7 +257,7 @@ def step(args):
     ways = ("eager", "compiled")
     report |= {f"{way}{how}_ms": None for way in ways for how in ("", "_graph")}
     report |= dict(peak_bytes=None, note="")
-    write_json(args.out, dict(report, measured=False, note="did not finish"))
+    save(args, dict(report, measured=False, note="did not finish"))
     if not HAS_CUDA and not args.small:
         add_note(report, "no CUDA device")
     else:
@@ -253,19 +265,20 @@ def step(args):
             run, net, report["peer"] = step_of(args)
         except Exception as error:
             add_note(report, f"no net: {error}")
-            write_json(args.out, dict(report, measured=False))
+            save(args, dict(report, measured=False), is_complete=True)
             raise
         attempt(report, "eager_ms", lambda: call_ms(lambda: run(net)))
         report["measured"] &= report["eager_ms"] is not None
         if HAS_CUDA:
             attempt(report, "peak_bytes", lambda: peak_bytes(lambda: run(net)))
         attempt(report, "eager_graph_ms", lambda: graph_ms(lambda: run(net), 1))
-        write_json(args.out, report)  # What there is, should the rest be cut off.
+        save(args, dict(report, note="compiled: did not finish"))
         del run, net
         if HAS_CUDA:
             torch.cuda.empty_cache()
-        add_compiled(args, report)
-    write_json(args.out, report)
+        with tempfile.TemporaryDirectory() as scratch:
+            add_compiled(args, report, Path(scratch) / "compiled.json")
+    save(args, report, is_complete=True)
 
 
 def peak_bytes(run):
@@ -276,32 +289,31 @@ def peak_bytes(run):
     return torch.cuda.max_memory_allocated()
 
 
-def add_compiled(args, report):
+def add_compiled(args, report, part):
     """Compiling may hang or take minutes, and starts processes: it has a process group of its own,
     which ends with this process unless that is killed outright."""
     if args.limit <= 0:
         add_note(report, "compiled: not asked for")
         return
-    part = f"{args.out}.compiled"
-    command = [sys.executable, __file__, *sys.argv[1:], "--compiled-into", part]
+    seconds_left = max(args.limit - (time.monotonic() - STARTED), 0)
+    command = [sys.executable, __file__, *sys.argv[1:], "--compiled-into", str(part)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     child = subprocess.Popen(command, stdout=sys.stderr, start_new_session=True)
     try:
-        if child.wait(args.limit):
+        if child.wait(seconds_left):
             add_note(report, f"compiled: exit status {child.returncode}")
     except subprocess.TimeoutExpired:
-        add_note(report, f"compiled: not within {args.limit:g} s")
+        add_note(report, f"compiled: not within {seconds_left:.0f} s")
     finally:
         try:
             os.killpg(child.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         child.wait()
-    if Path(part).exists():
-        found = json.loads(Path(part).read_text())
+    if part.exists():
+        found = json.loads(part.read_text())
         add_note(report, found.pop("note", ""))
         report |= found
-        Path(part).unlink()
 
 
 def step_compiled(args):
@@ -326,7 +338,7 @@ def main():
     steps.add_argument("kind", choices=NETS)
     steps.add_argument("model", type=Path, help="diffusers folder")
     steps.add_argument("out", type=Path)
-    steps.add_argument("--limit", type=float, default=90, help="seconds for compiling; 0: do not")
+    steps.add_argument("--limit", type=float, default=90, help="seconds in all; 0: do not compile")
     steps.add_argument("--mode", default="default", help="torch.compile's (default: %(default)s)")
     steps.add_argument("--peer", choices=["plain", "diffusers"], help="default: diffusers if found")
     steps.add_argument("--compiled-into", type=Path, help=argparse.SUPPRESS)
