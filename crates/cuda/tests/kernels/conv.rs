@@ -1,4 +1,4 @@
-//! `conv.cu` and `im2col.cu`, and products.
+//! `conv.cu` and `im2col.cu`.
 
 use crate::{in_both_schedules, operands::*};
 use denoised_tensor::{Activation, Backend, ConvSpec, DType, Epilogue, WeightKind};
@@ -8,7 +8,6 @@ in_both_schedules!(
     conv_formulas_hold,
     conv_edges_hold,
     im2col_edges_hold,
-    linear_formulas_hold
 );
 
 fn im2col_formulas_hold() {
@@ -17,10 +16,6 @@ fn im2col_formulas_hold() {
 
 fn conv_formulas_hold() {
     formulas(&SHORT, &["conv2d"], 40);
-}
-
-fn linear_formulas_hold() {
-    formulas(&FLOATS, &["linear"], 24);
 }
 
 #[derive(Clone, Copy, Debug)]

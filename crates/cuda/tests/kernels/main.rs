@@ -6,6 +6,7 @@
 mod attention;
 mod conv;
 mod elementwise;
+mod linear;
 mod lookup;
 mod norm;
 mod operands;
