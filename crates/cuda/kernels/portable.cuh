@@ -13,7 +13,9 @@ struct f16 { unsigned short bits; };
 // ---- device side ----
 
 #define DEVICE __device__ __forceinline__
+#ifndef INFINITY // nvcc brings its own, NVRTC none.
 #define INFINITY __int_as_float(0x7f800000)
+#endif
 
 #define DEFINE_KERNEL(name, max_threads, body, Args)                                           \
     extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ Args args) { \
