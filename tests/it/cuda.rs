@@ -300,6 +300,37 @@ fn a_fault_of_the_device_fails_the_worker_with_its_name_and_its_launch() {
     }
 }
 
+/// Later steps are replays of one recording, whose fault names it; where every launch is waited for, the kernel is named there too.
+#[test]
+fn a_fault_in_a_recorded_step_names_the_recording_or_where_asked_for_the_kernel() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (check, culprit) in [("0", "in a recording of "), ("1", "in kernel step_bf16, grid ")] {
+        let standin = Standin {
+            // The sampler's update, once a step: the fourth is the third replay.
+            fault: Some("step_bf16:4:719".to_owned()),
+            more: vec![("DENOISED_CUDA_CHECK".into(), check.into())],
+            ..Standin::default()
+        };
+        let args = [
+            "generate",
+            "a red apple",
+            "--steps",
+            "6",
+            "--device",
+            "cuda",
+            "--json",
+            "--no-warm-up",
+        ];
+        let outcome = run_on(&standin, folder.path(), &args).expect_code(5);
+        let line = outcome.json_lines().remove(0);
+        let message = line["error"]["message"].as_str().expect("a message");
+        assert!(
+            message.contains("CUDA_ERROR_LAUNCH_FAILED") && message.contains(culprit),
+            "{message}"
+        );
+    }
+}
+
 /// Launched more than twenty times by a prompt's encoding.
 const FAULTY_KERNEL: &str = "layer_norm_narrow_bf16";
 

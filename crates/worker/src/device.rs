@@ -9,6 +9,9 @@ use denoised_tensor::{Backend, DType, TensorError};
 use denoised_types::{Failure, FailureCode, Rank, WorkerConfig, WorkerDevice};
 use std::rc::Rc;
 
+/// Set to 1, every launch on a CUDA device is waited for: slow, and nothing is recorded, but a fault names its kernel in every step.
+const CHECK_LAUNCHES: &str = "DENOISED_CUDA_CHECK";
+
 /// A device that was opened.
 #[derive(Debug)]
 pub struct Opened {
@@ -169,6 +172,7 @@ fn open_cuda(device_idx: usize, dtype: &str) -> Result<Opened, Failure> {
     let options = CudaOptions {
         device_idx,
         dtype: gpu_dtype(dtype)?,
+        check_launches: std::env::var_os(CHECK_LAUNCHES).is_some_and(|value| value == "1"),
         ..CudaOptions::default()
     };
     match CudaBackend::open(options) {
