@@ -308,7 +308,7 @@ fn a_fault_in_a_recorded_step_names_the_recording_or_where_asked_for_the_kernel(
         let standin = Standin {
             // The sampler's update, once a step: the fourth is the third replay.
             fault: Some("step_bf16:4:719".to_owned()),
-            more: vec![("DENOISED_CUDA_CHECK".into(), check.into())],
+            more: vec![("DENOISED_CUDA_CHECK", check.to_owned())],
             ..Standin::default()
         };
         let args = [
