@@ -25,6 +25,7 @@ struct AttentionArgs {
     float scale;
     int is_causal;
     int is_vector;
+    int out_is_vector;
 };
 
 constexpr int QUERIES = 16, KEYS = 32, PIECE = 64, SLICE = 256, THREADS = 128;

@@ -104,6 +104,18 @@ template <> DEVICE f16 from_f32<f16>(float x) { return f16{f32_to_f16(x)}; }
 template <class T> DEVICE unsigned pack2(float low, float high) {
     return static_cast<unsigned>(from_f32<T>(low).bits) | static_cast<unsigned>(from_f32<T>(high).bits) << 16;
 }
+#ifndef CPUCUDA
+template <> DEVICE unsigned pack2<bf16>(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+template <> DEVICE unsigned pack2<f16>(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+#endif
 template <class T> DEVICE float low_of(unsigned pair) { return to_f32(T{static_cast<unsigned short>(pair & 0xffff)}); }
 template <class T> DEVICE float high_of(unsigned pair) { return to_f32(T{static_cast<unsigned short>(pair >> 16)}); }
 

@@ -9,37 +9,83 @@ use denoised_tensor::{AttentionSpec, DType, Result, Tensor, check};
 
 /// A width that heads are padded to on tensor cores.
 struct Flash {
-    kernel: Kernel,
     width: usize,
-    /// Rows in shared memory: two stages of keys and values, and the queries where they stay.
-    n_shared_rows: usize,
+    /// Keys of a tile.
+    n_keys: usize,
+    /// With one tile of queries per warp.
+    short: Kernel,
+    /// With two, if there is one.
+    tall: Option<Kernel>,
 }
 
-const fn flash(name: &'static str, width: usize, n_shared_rows: usize) -> Flash {
+const fn flash(width: usize, n_keys: usize, short: &'static str, tall: Option<&'static str>) -> Flash {
+    const fn kernel(name: &'static str) -> Kernel {
+        Kernel { file: "flash", name }
+    }
     Flash {
-        kernel: Kernel { file: "flash", name },
         width,
-        n_shared_rows,
+        n_keys,
+        short: kernel(short),
+        tall: match tall {
+            Some(name) => Some(kernel(name)),
+            None => None,
+        },
     }
 }
 
 /// As `flash.cu` defines them, narrowest first.
-const WIDTHS: [Flash; 6] = [
-    flash("flash_32", 32, 4 * 64),
-    flash("flash_64", 64, 4 * 64),
-    flash("flash_96", 96, 4 * 64),
-    flash("flash_128", 128, 4 * 64),
-    flash("flash_160", 160, 4 * 32),
-    flash("flash_256", 256, 4 * 32 + 64),
+const WIDTHS: [Flash; 8] = [
+    flash(32, 64, "flash_32", None),
+    flash(48, 64, "flash_48", Some("flash_48_tall")),
+    flash(64, 64, "flash_64", Some("flash_64_tall")),
+    flash(80, 64, "flash_80", Some("flash_80_tall")),
+    flash(96, 64, "flash_96", None),
+    flash(128, 48, "flash_128", Some("flash_128_tall")),
+    flash(160, 64, "flash_160", None),
+    flash(256, 32, "flash_256", None),
 ];
+
+impl Flash {
+    /// The kernel for so many queries and heads, and what a batch of them is launched with. The size of the batch has no say, so that it
+    /// does not change results.
+    fn launch(
+        &self,
+        n_queries: usize,
+        n_heads: usize,
+        n_batch: u32,
+        n_multiprocessors: usize,
+    ) -> (Kernel, Extents) {
+        let tall_is_busy =
+            n_queries > GROUP && n_queries.div_ceil(2 * GROUP) * n_heads >= n_multiprocessors / 2;
+        let (kernel, n_tiles) = match self.tall {
+            Some(tall) if tall_is_busy => (tall, 2),
+            _ => (self.short, 1),
+        };
+        let n_own = n_tiles * GROUP;
+        // Wide rows of queries stay beside the keys and values; others make room for them.
+        let n_rows = if n_tiles * self.width > 128 {
+            n_own + 2 * self.n_keys
+        } else {
+            n_own.max(2 * self.n_keys)
+        };
+        let extents = Extents {
+            grid: [n_queries.div_ceil(n_own) as u32, n_heads as u32, n_batch],
+            block: 128,
+            shared_bytes: (n_rows * (self.width + 8) * 2) as u32,
+        };
+        (kernel, extents)
+    }
+}
 
 const ATTENTION: Kernel = Kernel {
     file: "attention",
     name: "attention",
 };
 
-/// Queries of a block on tensor cores and without; there also the channels that a block makes, and its keys.
-const FLASH_QUERIES: usize = 64;
+/// Queries of a block on tensor cores with one tile per warp.
+const GROUP: usize = 64;
+
+/// Without tensor cores: queries of a block, the channels that it makes, and keys of a tile.
 const QUERIES: usize = 16;
 const SLICE: usize = 256;
 const KEYS: usize = 32;
@@ -66,6 +112,7 @@ struct AttentionArgs {
     scale: f32,
     is_causal: i32,
     is_vector: i32,
+    out_is_vector: i32,
 }
 
 pub(crate) fn attention(
@@ -86,7 +133,10 @@ pub(crate) fn attention(
     let out = ops.view(op, "out", out)?;
     let bias = spec.bias.map(|bias| ops.view(op, "bias", bias)).transpose()?;
     let head_dim = extents.head_dim;
-    let is_vector = [&q, &k, &v].iter().all(|view| view.has_vector_rows()) && head_dim.is_multiple_of(8);
+    let has_pieces = |view: &View| view.has_vector_rows() && head_dim.is_multiple_of(8);
+    for view in [&q, &k, &v] {
+        small(op, view.strides[1])?;
+    }
     let strides = |view: &View| [view.strides[0] as i64, view.strides[1] as i64];
     let args = AttentionArgs {
         q: q.start,
@@ -106,23 +156,18 @@ pub(crate) fn attention(
         head_dim: small(op, head_dim)?,
         scale: spec.scale,
         is_causal: i32::from(spec.is_causal),
-        is_vector: i32::from(is_vector),
+        is_vector: i32::from([&q, &k, &v].into_iter().all(has_pieces)),
+        out_is_vector: i32::from(has_pieces(&out)),
     };
     let n_batch = small(op, extents.n_batch)? as u32;
     let flash = WIDTHS.iter().find(|flash| head_dim <= flash.width);
     let (kernel, launch) = match flash.filter(|_| q.dtype != DType::F32) {
-        Some(flash) => {
-            let launch = Extents {
-                grid: [
-                    extents.n_queries.div_ceil(FLASH_QUERIES) as u32,
-                    spec.n_heads as u32,
-                    n_batch,
-                ],
-                block: 128,
-                shared_bytes: (flash.n_shared_rows * (flash.width + 8) * 2) as u32,
-            };
-            (flash.kernel, launch)
-        }
+        Some(flash) => flash.launch(
+            extents.n_queries,
+            spec.n_heads,
+            n_batch,
+            ops.device.n_multiprocessors() as usize,
+        ),
         None => {
             let n_slices = head_dim.div_ceil(SLICE);
             let launch = Extents {

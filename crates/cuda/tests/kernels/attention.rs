@@ -32,6 +32,7 @@ struct Case {
     is_hidden: bool,
     /// Elements that views start after a boundary.
     offset: usize,
+    scale: f32,
 }
 
 const CASE: Case = Case {
@@ -43,6 +44,7 @@ const CASE: Case = Case {
     is_causal: false,
     is_hidden: false,
     offset: 0,
+    scale: 1.5,
 };
 
 fn run(dtype: DType, case: Case) {
@@ -74,7 +76,7 @@ fn run(dtype: DType, case: Case) {
     );
     let v_view = view(&[n_batch, n_keys, n_kv], &v);
     let bias_view = put(&backend, DType::F32, &[1, 1, n_queries, n_keys], &bias);
-    let scale = 1.5 / (head_dim as f32).sqrt();
+    let scale = case.scale / (head_dim as f32).sqrt();
     let spec = AttentionSpec {
         n_heads,
         n_kv_heads,
@@ -82,7 +84,10 @@ fn run(dtype: DType, case: Case) {
         is_causal: case.is_causal,
         bias: case.is_hidden.then_some(&bias_view),
     };
-    let out = backend.alloc(q_view.dims(), dtype).expect("memory");
+    // NaN, and still so around it when it has been written.
+    let nan = vec![f32::NAN; n_batch * n_queries * (n_q + offset + 8)];
+    let whole = put(&backend, dtype, &[n_batch, n_queries, n_q + offset + 8], &nan);
+    let out = whole.narrow(2, offset, n_q).expect("inside");
     backend
         .attention(&q_view, &k_view, &v_view, &spec, &out)
         .expect("shapes that fit");
@@ -134,6 +139,12 @@ fn run(dtype: DType, case: Case) {
         &get(&backend, &out),
         &expected,
         limit(dtype),
+    );
+    let is_inside = |i: usize| (offset..offset + n_q).contains(&(i % (n_q + offset + 8)));
+    let is_kept = |(i, x): (usize, &f32)| is_inside(i) || x.is_nan();
+    assert!(
+        get(&backend, &whole).iter().enumerate().all(is_kept),
+        "{dtype} {case:?}: written beside the output"
     );
 }
 
@@ -239,6 +250,59 @@ fn flash_edges_hold() {
         for case in edges() {
             run(dtype, case);
         }
+    }
+    // Two tiles of queries per warp, which needs many of them: the second just begun and whole, a second block, every tile with its end
+    // hidden, rows that are no whole pieces.
+    for (n_queries, n_keys, head_dim, offset) in [
+        (65, 65, 40, 0),
+        (129, 70, 64, 0),
+        (128, 49, 80, 0),
+        (130, 97, 128, 0),
+        (96, 64, 36, 4),
+        (70, 50, 64, 1),
+    ] {
+        let case = Case {
+            n_queries,
+            n_keys,
+            n_heads: 2,
+            head_dim,
+            offset,
+            ..CASE
+        };
+        run(DType::BF16, case);
+    }
+    for (n, head_dim) in [(130, 64), (100, 128)] {
+        let case = Case {
+            n_queries: n,
+            n_keys: n,
+            n_heads: 2,
+            head_dim,
+            is_causal: true,
+            ..CASE
+        };
+        run(DType::F16, case);
+    }
+    run(
+        DType::BF16,
+        Case {
+            n_queries: 129,
+            n_keys: 67,
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim: 48,
+            is_hidden: true,
+            ..CASE
+        },
+    );
+    // Only the largest score keeps exponentials finite, and with a negative scale it is that of the smallest product.
+    for scale in [400.0, -400.0] {
+        let case = Case {
+            n_queries: 3,
+            n_keys: 128,
+            scale,
+            ..CASE
+        };
+        run(DType::BF16, case);
     }
     // Every padded width, full and not, with a second tile of keys.
     for head_dim in [20, 32, 36, 48, 64, 72, 80, 96, 104, 128, 132, 160, 168, 200, 256] {
