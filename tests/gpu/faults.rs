@@ -91,9 +91,8 @@ fn break_a_kernel(kernels: &Path) -> Result<PathBuf, String> {
         }
         let path = folder.join("elementwise.cu");
         let text = fs::read_to_string(&path)?;
-        let sound =
-            "locate(args.walk, item, offsets);\n        store<T, V>(args.walk.starts[0], offsets[0], out);";
-        let broken = text.replace(sound, "locate(args.walk, item, offsets);\n        store<T, V>(args.walk.starts[0], offsets[0] + (1ll << 44), out);");
+        let sound = "locate(args.walk, item, offsets);\n        store<T, V>(static_cast<T*>(args.walk.starts[0]) + offsets[0], out);";
+        let broken = text.replace(sound, "locate(args.walk, item, offsets);\n        store<T, V>(static_cast<T*>(args.walk.starts[0]) + offsets[0] + (1ll << 44), out);");
         fs::write(&path, &broken)?;
         Ok(broken != text)
     };

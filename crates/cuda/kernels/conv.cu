@@ -184,7 +184,7 @@ static_assert(TILE_M * TILE_N * 4 <= STAGES * STAGE_ELEMENTS * 2, "the sums of a
 // Sums the parts of a split reduction in order.
 template <class T> DEVICE void conv_sum(const ConvArgs& args) {
     i64 n_items = args.n_pixels * args.c_out;
-    for (i64 item = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; item < n_items; item += static_cast<i64>(gridDim.x) * blockDim.x) {
+    for (i64 item = first_item(); item < n_items; item += item_stride()) {
         float sum = 0.0f;
         for (int split = 0; split < args.n_splits; split++) sum += args.partials[split * n_items + item];
         i64 pixel = item / args.c_out;

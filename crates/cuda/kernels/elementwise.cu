@@ -28,28 +28,16 @@ template <int N> DEVICE void locate(const Walk<N>& walk, i64 item, i64 (&offsets
     }
 }
 
-template <class T, int V> struct alignas(sizeof(T) * V) Vec { T at[V]; };
-
 // V values of an operand: side by side, or one for all.
-template <class T, int V> DEVICE void load(float (&x)[V], const void* start, i64 offset, bool is_one) {
+template <class T, int V> DEVICE void load_any(float (&x)[V], const void* start, i64 offset, bool is_one) {
     const T* from = static_cast<const T*>(start) + offset;
     if (is_one) {
         float value = to_f32(*from);
         for (int i = 0; i < V; i++) x[i] = value;
     } else {
-        Vec<T, V> vec = *reinterpret_cast<const Vec<T, V>*>(from);
-        for (int i = 0; i < V; i++) x[i] = to_f32(vec.at[i]);
+        load<T, V>(x, from);
     }
 }
-
-template <class T, int V> DEVICE void store(void* start, i64 offset, const float (&x)[V]) {
-    Vec<T, V> vec;
-    for (int i = 0; i < V; i++) vec.at[i] = from_f32<T>(x[i]);
-    *reinterpret_cast<Vec<T, V>*>(static_cast<T*>(start) + offset) = vec;
-}
-
-DEVICE i64 first_item() { return blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; }
-DEVICE i64 item_stride() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 
 // out = op(inputs), all of one element type.
 template <class T, int V, int N, class Op> DEVICE void walk_items(const Walk<N>& walk, Op op) {
@@ -58,7 +46,7 @@ template <class T, int V, int N, class Op> DEVICE void walk_items(const Walk<N>&
         locate(walk, item, offsets);
         float in[N - 1][V], out[V];
 #pragma unroll
-        for (int n = 1; n < N; n++) load<T, V>(in[n - 1], walk.starts[n], offsets[n], V > 1 && walk.strides[n][0] == 0);
+        for (int n = 1; n < N; n++) load_any<T, V>(in[n - 1], walk.starts[n], offsets[n], V > 1 && walk.strides[n][0] == 0);
 #pragma unroll
         for (int i = 0; i < V; i++) {
             float x[N - 1];
@@ -66,7 +54,7 @@ template <class T, int V, int N, class Op> DEVICE void walk_items(const Walk<N>&
             for (int n = 0; n < N - 1; n++) x[n] = in[n][i];
             out[i] = op(x);
         }
-        store<T, V>(walk.starts[0], offsets[0], out);
+        store<T, V>(static_cast<T*>(walk.starts[0]) + offsets[0], out);
     }
 }
 
@@ -155,7 +143,7 @@ template <class T, int V> DEVICE void fill_items(const FillArgs& args) {
     for (i64 item = first_item(); item < args.walk.n_items; item += item_stride()) {
         i64 offsets[1];
         locate(args.walk, item, offsets);
-        store<T, V>(args.walk.starts[0], offsets[0], out);
+        store<T, V>(static_cast<T*>(args.walk.starts[0]) + offsets[0], out);
     }
 }
 template <class T> DEVICE void fill(const FillArgs& args) {
@@ -196,11 +184,6 @@ template <class From, class To> DEVICE void copy(const Walk2& walk) {
     if (walk.is_vector) copy_items<From, To, 16 / WIDEST>(walk);
     else copy_items<From, To, 1>(walk);
 }
-
-#define FOR_EACH_TYPE(name, Args)                 \
-    DEFINE_KERNEL(name##_f32, 256, name<float>, Args) \
-    DEFINE_KERNEL(name##_bf16, 256, name<bf16>, Args) \
-    DEFINE_KERNEL(name##_f16, 256, name<f16>, Args)
 
 FOR_EACH_TYPE(add, Walk3)
 FOR_EACH_TYPE(mul, Walk3)

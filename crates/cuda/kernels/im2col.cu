@@ -1,8 +1,6 @@
 // The input of a convolution as rows that a matrix product takes: for each output pixel the channels of all its taps, side by side.
 #include "portable.cuh"
 
-template <class T, int V> struct alignas(sizeof(T) * V) Vec { T at[V]; };
-
 struct ColumnArgs {
     // [batch, height, width, c_in], strides in elements.
     const void* x;
@@ -29,7 +27,7 @@ template <class T, int V> DEVICE void column_items(const ColumnArgs& args) {
     int n_vecs = args.c_in / V;
     int per_row = args.kernel_width * n_vecs, per_pixel = args.kernel_height * per_row;
     i64 n_items = args.n_pixels * per_pixel;
-    for (i64 item = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; item < n_items; item += static_cast<i64>(gridDim.x) * blockDim.x) {
+    for (i64 item = first_item(); item < n_items; item += item_stride()) {
         i64 own = item / per_pixel;
         int rest = static_cast<int>(item - own * per_pixel);
         int tap_y = rest / per_row;
@@ -58,6 +56,4 @@ template <class T> DEVICE void im2col(const ColumnArgs& args) {
     else column_items<T, 1>(args);
 }
 
-DEFINE_KERNEL(im2col_f32, 256, im2col<float>, ColumnArgs)
-DEFINE_KERNEL(im2col_bf16, 256, im2col<bf16>, ColumnArgs)
-DEFINE_KERNEL(im2col_f16, 256, im2col<f16>, ColumnArgs)
+FOR_EACH_TYPE(im2col, ColumnArgs)

@@ -1,11 +1,6 @@
 // Rotations, tables, rows by number and embeddings of timesteps.
 #include "portable.cuh"
 
-template <class T, int V> struct alignas(sizeof(T) * V) Vec { T at[V]; };
-
-DEVICE i64 first_item() { return blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; }
-DEVICE i64 item_stride() { return static_cast<i64>(gridDim.x) * blockDim.x; }
-
 struct RopeArgs {
     Rows x;
     Rows out;
@@ -128,11 +123,6 @@ template <class T> DEVICE void timestep_embedding(const TimestepArgs& args) {
         out[args.half + i] = from_f32<T>(args.cos_first ? sin : cos);
     }
 }
-
-#define FOR_EACH_TYPE(name, Args)                     \
-    DEFINE_KERNEL(name##_f32, 256, name<float>, Args) \
-    DEFINE_KERNEL(name##_bf16, 256, name<bf16>, Args) \
-    DEFINE_KERNEL(name##_f16, 256, name<f16>, Args)
 
 FOR_EACH_TYPE(rope, RopeArgs)
 FOR_EACH_TYPE(embedding, GatherArgs)

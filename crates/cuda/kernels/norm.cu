@@ -17,20 +17,6 @@ template <int GROUP> DEVICE float group_sum(float x, float* shared) {
     return sum;
 }
 
-template <class T, int V> struct alignas(sizeof(T) * V) Vec { T at[V]; };
-
-template <class T, int V> DEVICE void load(float (&x)[V], const T* from) {
-    Vec<T, V> vec = *reinterpret_cast<const Vec<T, V>*>(from);
-#pragma unroll
-    for (int i = 0; i < V; i++) x[i] = to_f32(vec.at[i]);
-}
-template <class T, int V> DEVICE void store(T* to, const float (&x)[V]) {
-    Vec<T, V> vec;
-#pragma unroll
-    for (int i = 0; i < V; i++) vec.at[i] = from_f32<T>(x[i]);
-    *reinterpret_cast<Vec<T, V>*>(to) = vec;
-}
-
 struct LayerNormArgs {
     Rows x;
     Rows out;
@@ -271,7 +257,7 @@ DEVICE void group_norm_combine(const GroupNormArgs& args) {
 template <class T, int V> DEVICE void group_norm_apply_items(const GroupNormArgs& args) {
     int n_vecs = args.n_channels / V;
     i64 n_items = args.n_batch * args.n_positions * n_vecs;
-    for (i64 item = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; item < n_items; item += static_cast<i64>(gridDim.x) * blockDim.x) {
+    for (i64 item = first_item(); item < n_items; item += item_stride()) {
         i64 row = item / n_vecs;
         int channel = static_cast<int>(item - row * n_vecs) * V;
         const float* normal = args.normals + (row / args.n_positions * args.n_channels + channel) * 2;
@@ -287,11 +273,6 @@ template <class T> DEVICE void group_norm_apply(const GroupNormArgs& args) {
     if (args.is_vector) group_norm_apply_items<T, 16 / sizeof(T)>(args);
     else group_norm_apply_items<T, 1>(args);
 }
-
-#define FOR_EACH_TYPE(name, Args)                     \
-    DEFINE_KERNEL(name##_f32, 256, name<float>, Args) \
-    DEFINE_KERNEL(name##_bf16, 256, name<bf16>, Args) \
-    DEFINE_KERNEL(name##_f16, 256, name<f16>, Args)
 
 FOR_EACH_TYPE(layer_norm_narrow, LayerNormArgs)
 FOR_EACH_TYPE(layer_norm_wide, LayerNormArgs)

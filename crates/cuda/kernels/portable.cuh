@@ -171,3 +171,28 @@ DEVICE float warp_sum(float x) {
     for (int lane = 16; lane > 0; lane >>= 1) x += __shfl_xor_sync(0xffffffffu, x, lane);
     return x;
 }
+
+// V elements side by side, which are moved at once where they lie on their boundary.
+template <class T, int V> struct alignas(sizeof(T) * V) Vec { T at[V]; };
+
+template <class T, int V> DEVICE void load(float (&x)[V], const T* from) {
+    Vec<T, V> vec = *reinterpret_cast<const Vec<T, V>*>(from);
+#pragma unroll
+    for (int i = 0; i < V; i++) x[i] = to_f32(vec.at[i]);
+}
+template <class T, int V> DEVICE void store(T* to, const float (&x)[V]) {
+    Vec<T, V> vec;
+#pragma unroll
+    for (int i = 0; i < V; i++) vec.at[i] = from_f32<T>(x[i]);
+    *reinterpret_cast<Vec<T, V>*>(to) = vec;
+}
+
+// Where a thread of a grid in one dimension begins, and how far on its next item is.
+DEVICE i64 first_item() { return blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; }
+DEVICE i64 item_stride() { return static_cast<i64>(gridDim.x) * blockDim.x; }
+
+// A kernel of blocks of 256 threads for each element type.
+#define FOR_EACH_TYPE(name, Args)                     \
+    DEFINE_KERNEL(name##_f32, 256, name<float>, Args) \
+    DEFINE_KERNEL(name##_bf16, 256, name<bf16>, Args) \
+    DEFINE_KERNEL(name##_f16, 256, name<f16>, Args)

@@ -1,11 +1,6 @@
 // The sampler's update, pixels, and the search for what is not finite.
 #include "portable.cuh"
 
-template <class T, int V> struct alignas(sizeof(T) * V) Vec { T at[V]; };
-
-DEVICE i64 first_item() { return blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; }
-DEVICE i64 item_stride() { return static_cast<i64>(gridDim.x) * blockDim.x; }
-
 struct StepArgs {
     Rows out;
     Rows latents;
@@ -85,11 +80,6 @@ template <class T> DEVICE void all_finite(const FiniteArgs& args) {
     if (args.is_vector) find_bad<T, 16 / sizeof(T)>(args);
     else find_bad<T, 1>(args);
 }
-
-#define FOR_EACH_TYPE(name, Args)                     \
-    DEFINE_KERNEL(name##_f32, 256, name<float>, Args) \
-    DEFINE_KERNEL(name##_bf16, 256, name<bf16>, Args) \
-    DEFINE_KERNEL(name##_f16, 256, name<f16>, Args)
 
 FOR_EACH_TYPE(step, StepArgs)
 FOR_EACH_TYPE(to_pixels, PixelArgs)
