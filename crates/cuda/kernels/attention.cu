@@ -117,7 +117,8 @@ template <class T> DEVICE void attention(const AttentionArgs& args) {
     }
     for (int lane = 1; lane < PER_QUERY; lane <<= 1) total += __shfl_xor_sync(0xffffffffu, total, lane);
     if (query >= args.n_queries) return;
-    float factor = largest == -INFINITY && total == 0.0f ? 0.0f : 1.0f / total;
+    // Nothing but a query that saw no key has a sum of zero: its largest score has a weight of one.
+    float factor = total == 0.0f ? 0.0f : 1.0f / total;
     T* out = static_cast<T*>(args.out) + batch * args.out_strides[0] + query * args.out_strides[1] + head * args.head_dim + first_col;
 #pragma unroll
     for (int i = 0; i < SLICE / PER_QUERY; i++)

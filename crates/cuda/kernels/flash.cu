@@ -4,8 +4,9 @@
 // A block has 4 warps, each with one or two tiles of 16 queries: two make twice as much of every key that is read from shared memory,
 // one keeps more blocks busy where queries are few. Both compute a query in the same order, so that results do not depend on the choice.
 // While scores are made the tile's values arrive, while values are summed the next tile's keys do. Rows in shared memory are 8 elements
-// longer than they need be, so that ldmatrix meets no bank twice. Heads are padded to D with zeros. Scores are in units of log2, so that
-// the exponential is one instruction.
+// longer than they need be, so that ldmatrix meets no bank twice. Heads are padded to D with zeros; a block makes DV channels of them, and
+// wide heads take several blocks, each of which computes the scores for itself. Scores are in units of log2, so that the exponential is
+// one instruction.
 #include "portable.cuh"
 
 struct AttentionArgs {
@@ -65,26 +66,29 @@ DEVICE void load_rows(T* to, const T* from, int stride, int first, int n_valid, 
 }
 
 // The `N` tiles of a warp are GROUP queries apart.
-template <class T, int D, int KEYS, int N> DEVICE void flash(const AttentionArgs& args) {
-    constexpr int LD = D + 8, QUERIES = N * GROUP, STEPS = D / 16;
+template <class T, int D, int DV, int KEYS, int N> DEVICE void flash(const AttentionArgs& args) {
+    constexpr int LD = D + 8, LDV = DV + 8, QUERIES = N * GROUP, STEPS = D / 16;
     // Longer rows of queries would not leave room for the sums.
     constexpr bool Q_STAYS_SHARED = N * D > 128;
-    // Nor would more than one of them at a time.
-    constexpr int AT_ONCE = Q_STAYS_SHARED ? 1 : STEPS;
+    // Nor would many of them at a time.
+    constexpr int AT_ONCE = !Q_STAYS_SHARED ? STEPS : N == 2 ? 1 : 4;
     DYN_SHARED(T, shared);
     T* queries = shared;
     T* keys = Q_STAYS_SHARED ? shared + QUERIES * LD : shared;
     T* values = keys + KEYS * LD;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int head = blockIdx.y, batch = blockIdx.z;
+    const int head = blockIdx.y / (D / DV), first_col = blockIdx.y % (D / DV) * DV, batch = blockIdx.z;
+    const int n_cols = D == DV ? args.head_dim : min(DV, args.head_dim - first_col);
     const int kv_head = static_cast<int>(static_cast<i64>(head) * args.n_kv_heads / args.n_heads);
     const int first_query = blockIdx.x * QUERIES;
+    // Two tiles are not for others.
+    const bool is_vector = N == 2 || args.is_vector;
     const T* q = static_cast<const T*>(args.q) + batch * args.q_strides[0] + head * args.head_dim;
     const T* k = static_cast<const T*>(args.k) + batch * args.k_strides[0] + kv_head * args.head_dim;
-    const T* v = static_cast<const T*>(args.v) + batch * args.v_strides[0] + kv_head * args.head_dim;
+    const T* v = static_cast<const T*>(args.v) + batch * args.v_strides[0] + kv_head * args.head_dim + first_col;
     const int k_stride = static_cast<int>(args.k_strides[1]), v_stride = static_cast<int>(args.v_strides[1]);
 
-    load_rows<T, D, QUERIES>(queries, q, static_cast<int>(args.q_strides[1]), first_query, args.n_queries, args.head_dim, args.is_vector);
+    load_rows<T, D, QUERIES>(queries, q, static_cast<int>(args.q_strides[1]), first_query, args.n_queries, args.head_dim, is_vector);
     cp_async_commit();
     unsigned left[Q_STAYS_SHARED ? 1 : N][Q_STAYS_SHARED ? 1 : STEPS][4];
     const T* own_queries = queries + (warp * 16 + lane % 16) * LD + lane / 16 * 8;
@@ -99,11 +103,11 @@ template <class T, int D, int KEYS, int N> DEVICE void flash(const AttentionArgs
         __syncthreads();
     }
 
-    float sums[N][D / 8][4];
+    float sums[N][DV / 8][4];
 #pragma unroll
     for (int i = 0; i < N; i++)
 #pragma unroll
-        for (int j = 0; j < D / 8; j++)
+        for (int j = 0; j < DV / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) sums[i][j][e] = 0.0f;
     // Of this thread's two rows in each tile: the largest score and the sum of the weights so far.
@@ -119,13 +123,13 @@ template <class T, int D, int KEYS, int N> DEVICE void flash(const AttentionArgs
 
     // Later keys are hidden from all queries of the block.
     const int n_seen = args.is_causal ? min(args.n_keys, first_query + QUERIES) : args.n_keys;
-    load_rows<T, D, KEYS>(keys, k, k_stride, 0, args.n_keys, args.head_dim, args.is_vector);
+    load_rows<T, D, KEYS>(keys, k, k_stride, 0, args.n_keys, args.head_dim, is_vector);
     cp_async_commit();
     for (int first_key = 0; first_key < n_seen; first_key += KEYS) {
         // The keys are there, and nobody reads the last tile's values any more.
         cp_async_wait<0>();
         __syncthreads();
-        load_rows<T, D, KEYS>(values, v, v_stride, first_key, args.n_keys, args.head_dim, args.is_vector);
+        load_rows<T, DV, KEYS>(values, v, v_stride, first_key, args.n_keys, n_cols, is_vector);
         cp_async_commit();
 
         float scores[N][KEYS / 8][4];
@@ -159,7 +163,7 @@ template <class T, int D, int KEYS, int N> DEVICE void flash(const AttentionArgs
         cp_async_wait<0>();
         __syncthreads();
         if (first_key + KEYS < n_seen) {
-            load_rows<T, D, KEYS>(keys, k, k_stride, first_key + KEYS, args.n_keys, args.head_dim, args.is_vector);
+            load_rows<T, D, KEYS>(keys, k, k_stride, first_key + KEYS, args.n_keys, args.head_dim, is_vector);
             cp_async_commit();
         }
 
@@ -207,7 +211,7 @@ template <class T, int D, int KEYS, int N> DEVICE void flash(const AttentionArgs
                 largest[i][r] = next;
                 weights[i][r] *= fading;
 #pragma unroll
-                for (int j = 0; j < D / 8; j++) {
+                for (int j = 0; j < DV / 8; j++) {
                     sums[i][j][2 * r] *= fading;
                     sums[i][j][2 * r + 1] *= fading;
                 }
@@ -229,9 +233,9 @@ template <class T, int D, int KEYS, int N> DEVICE void flash(const AttentionArgs
 #pragma unroll
         for (int t = 0; t < KEYS / 16; t++) {
 #pragma unroll
-            for (int j = 0; j < STEPS; j++) {
+            for (int j = 0; j < DV / 16; j++) {
                 unsigned right[4];
-                ldmatrix_x4_trans(right, values + (16 * t + lane % 16) * LD + 16 * j + lane / 16 * 8);
+                ldmatrix_x4_trans(right, values + (16 * t + lane % 16) * LDV + 16 * j + lane / 16 * 8);
 #pragma unroll
                 for (int i = 0; i < N; i++) {
                     Mma<T>::run(sums[i][2 * j], rounded[i][t], right);
@@ -253,19 +257,19 @@ template <class T, int D, int KEYS, int N> DEVICE void flash(const AttentionArgs
             total += __shfl_xor_sync(0xffffffffu, total, 2);
             // Nothing but a row that saw no key has a sum of zero: its largest score has a weight of one.
             float factor = total == 0.0f ? 0.0f : 1.0f / total;
-            T* row = shared + (i * GROUP + warp * 16 + lane / 4 + 8 * r) * LD + lane % 4 * 2;
+            T* row = shared + (i * GROUP + warp * 16 + lane / 4 + 8 * r) * LDV + lane % 4 * 2;
 #pragma unroll
-            for (int j = 0; j < D / 8; j++)
+            for (int j = 0; j < DV / 8; j++)
                 *reinterpret_cast<unsigned*>(row + 8 * j) = pack2<T>(sums[i][j][2 * r] * factor, sums[i][j][2 * r + 1] * factor);
         }
     __syncwarp();
-    T* out = static_cast<T*>(args.out) + batch * args.out_strides[0] + head * args.head_dim;
-    const int piece = args.out_is_vector ? 8 : 1, n_pieces = args.head_dim / piece;
+    T* out = static_cast<T*>(args.out) + batch * args.out_strides[0] + head * args.head_dim + first_col;
+    const int piece = args.out_is_vector ? 8 : 1, n_pieces = n_cols / piece;
     for (int tile = warp * 16; tile < QUERIES; tile += GROUP) {
         const int n_rows = min(16, args.n_queries - first_query - tile);
         for (int item = lane; item < n_rows * n_pieces; item += 32) {
             int row = item / n_pieces, col = (item - row * n_pieces) * piece;
-            const T* from = shared + (tile + row) * LD + col;
+            const T* from = shared + (tile + row) * LDV + col;
             T* to = out + (first_query + tile + row) * args.out_strides[1] + col;
             if (args.out_is_vector) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
             else *to = *from;
@@ -273,19 +277,20 @@ template <class T, int D, int KEYS, int N> DEVICE void flash(const AttentionArgs
     }
 }
 
-#define DEFINE_BOTH(name, D, KEYS, N)                                               \
-    DEFINE_KERNEL(name##_bf16, THREADS, (flash<bf16, D, KEYS, N>), AttentionArgs)   \
-    DEFINE_KERNEL(name##_f16, THREADS, (flash<f16, D, KEYS, N>), AttentionArgs)
+#define DEFINE_BOTH(name, D, DV, KEYS, N)                                               \
+    DEFINE_KERNEL(name##_bf16, THREADS, (flash<bf16, D, DV, KEYS, N>), AttentionArgs)   \
+    DEFINE_KERNEL(name##_f16, THREADS, (flash<f16, D, DV, KEYS, N>), AttentionArgs)
 
-DEFINE_BOTH(flash_32, 32, 64, 1)
-DEFINE_BOTH(flash_48, 48, 64, 1)
-DEFINE_BOTH(flash_48_tall, 48, 64, 2)
-DEFINE_BOTH(flash_64, 64, 64, 1)
-DEFINE_BOTH(flash_64_tall, 64, 64, 2)
-DEFINE_BOTH(flash_80, 80, 64, 1)
-DEFINE_BOTH(flash_80_tall, 80, 64, 2)
-DEFINE_BOTH(flash_96, 96, 64, 1)
-DEFINE_BOTH(flash_128, 128, 48, 1)
-DEFINE_BOTH(flash_128_tall, 128, 48, 2)
-DEFINE_BOTH(flash_160, 160, 64, 1)
-DEFINE_BOTH(flash_256, 256, 32, 1)
+DEFINE_BOTH(flash_32, 32, 32, 64, 1)
+DEFINE_BOTH(flash_48, 48, 48, 64, 1)
+DEFINE_BOTH(flash_48_tall, 48, 48, 64, 2)
+DEFINE_BOTH(flash_64, 64, 64, 64, 1)
+DEFINE_BOTH(flash_64_tall, 64, 64, 64, 2)
+DEFINE_BOTH(flash_80, 80, 80, 64, 1)
+DEFINE_BOTH(flash_80_tall, 80, 80, 64, 2)
+DEFINE_BOTH(flash_96, 96, 96, 64, 1)
+DEFINE_BOTH(flash_128, 128, 128, 48, 1)
+DEFINE_BOTH(flash_128_tall, 128, 128, 48, 2)
+DEFINE_BOTH(flash_160, 160, 160, 64, 1)
+DEFINE_BOTH(flash_256, 256, 256, 32, 1)
+DEFINE_BOTH(flash_512, 512, 256, 16, 1)

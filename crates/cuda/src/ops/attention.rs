@@ -1,4 +1,4 @@
-//! Attention: on tensor cores for 16-bit types and heads of up to 256 channels, by plain arithmetic for f32 and wider heads.
+//! Attention: on tensor cores for 16-bit types and heads of up to 512 channels, by plain arithmetic for f32 and wider heads.
 
 use super::{Extents, Ops};
 use crate::{
@@ -14,7 +14,7 @@ struct Flash {
     n_keys: usize,
     /// With one tile of queries per warp.
     short: Kernel,
-    /// With two, if there is one.
+    /// With two, if there is one: for rows of whole pieces of 16 bytes.
     tall: Option<Kernel>,
 }
 
@@ -34,7 +34,7 @@ const fn flash(width: usize, n_keys: usize, short: &'static str, tall: Option<&'
 }
 
 /// As `flash.cu` defines them, narrowest first.
-const WIDTHS: [Flash; 8] = [
+const WIDTHS: [Flash; 9] = [
     flash(32, 64, "flash_32", None),
     flash(48, 64, "flash_48", Some("flash_48_tall")),
     flash(64, 64, "flash_64", Some("flash_64_tall")),
@@ -43,6 +43,7 @@ const WIDTHS: [Flash; 8] = [
     flash(128, 48, "flash_128", Some("flash_128_tall")),
     flash(160, 64, "flash_160", None),
     flash(256, 32, "flash_256", None),
+    flash(512, 16, "flash_512", None),
 ];
 
 impl Flash {
@@ -53,25 +54,33 @@ impl Flash {
         n_queries: usize,
         n_heads: usize,
         n_batch: u32,
+        is_vector: bool,
         n_multiprocessors: usize,
     ) -> (Kernel, Extents) {
         let tall_is_busy =
             n_queries > GROUP && n_queries.div_ceil(2 * GROUP) * n_heads >= n_multiprocessors / 2;
         let (kernel, n_tiles) = match self.tall {
-            Some(tall) if tall_is_busy => (tall, 2),
+            Some(tall) if is_vector && tall_is_busy => (tall, 2),
             _ => (self.short, 1),
         };
         let n_own = n_tiles * GROUP;
         // Wide rows of queries stay beside the keys and values; others make room for them.
-        let n_rows = if n_tiles * self.width > 128 {
-            n_own + 2 * self.n_keys
+        let slice = self.width.min(SLICE);
+        let query_len = n_own * (self.width + 8);
+        let key_len = self.n_keys * (self.width + 8 + slice + 8);
+        let shared_len = if n_tiles * self.width > 128 {
+            query_len + key_len
         } else {
-            n_own.max(2 * self.n_keys)
+            query_len.max(key_len)
         };
         let extents = Extents {
-            grid: [n_queries.div_ceil(n_own) as u32, n_heads as u32, n_batch],
+            grid: [
+                n_queries.div_ceil(n_own) as u32,
+                (n_heads * (self.width / slice)) as u32,
+                n_batch,
+            ],
             block: 128,
-            shared_bytes: (n_rows * (self.width + 8) * 2) as u32,
+            shared_bytes: (shared_len * 2) as u32,
         };
         (kernel, extents)
     }
@@ -85,9 +94,11 @@ const ATTENTION: Kernel = Kernel {
 /// Queries of a block on tensor cores with one tile per warp.
 const GROUP: usize = 64;
 
-/// Without tensor cores: queries of a block, the channels that it makes, and keys of a tile.
-const QUERIES: usize = 16;
+/// Most channels that a block makes.
 const SLICE: usize = 256;
+
+/// Without tensor cores: queries of a block, and keys of a tile.
+const QUERIES: usize = 16;
 const KEYS: usize = 32;
 
 /// Mirrors `AttentionArgs` of `flash.cu` and `attention.cu`.
@@ -138,6 +149,7 @@ pub(crate) fn attention(
         small(op, view.strides[1])?;
     }
     let strides = |view: &View| [view.strides[0] as i64, view.strides[1] as i64];
+    let is_vector = [&q, &k, &v].into_iter().all(has_pieces);
     let args = AttentionArgs {
         q: q.start,
         k: k.start,
@@ -156,7 +168,7 @@ pub(crate) fn attention(
         head_dim: small(op, head_dim)?,
         scale: spec.scale,
         is_causal: i32::from(spec.is_causal),
-        is_vector: i32::from([&q, &k, &v].into_iter().all(has_pieces)),
+        is_vector: i32::from(is_vector),
         out_is_vector: i32::from(has_pieces(&out)),
     };
     let n_batch = small(op, extents.n_batch)? as u32;
@@ -166,6 +178,7 @@ pub(crate) fn attention(
             extents.n_queries,
             spec.n_heads,
             n_batch,
+            is_vector,
             ops.device.n_multiprocessors() as usize,
         ),
         None => {

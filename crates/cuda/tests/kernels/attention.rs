@@ -220,7 +220,7 @@ fn plain_edges_hold() {
     }
     // Wider than a slice, in every dtype.
     for dtype in FLOATS {
-        for head_dim in [257, 300] {
+        for head_dim in [257, 300, 520] {
             run(
                 dtype,
                 Case {
@@ -252,7 +252,7 @@ fn flash_edges_hold() {
         }
     }
     // Two tiles of queries per warp, which needs many of them: the second just begun and whole, a second block, every tile with its end
-    // hidden, rows that are no whole pieces.
+    // hidden; and rows that are no whole pieces, for which there is no such thing.
     for (n_queries, n_keys, head_dim, offset) in [
         (65, 65, 40, 0),
         (129, 70, 64, 0),
@@ -305,7 +305,9 @@ fn flash_edges_hold() {
         run(DType::BF16, case);
     }
     // Every padded width, full and not, with a second tile of keys.
-    for head_dim in [20, 32, 36, 48, 64, 72, 80, 96, 104, 128, 132, 160, 168, 200, 256] {
+    for head_dim in [
+        20, 32, 36, 48, 64, 72, 80, 96, 104, 128, 132, 160, 168, 200, 256, 300, 384, 512,
+    ] {
         run(
             DType::BF16,
             Case {
