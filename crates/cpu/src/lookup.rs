@@ -274,7 +274,7 @@ unsafe fn convert_row(
             DType::F32 => *to.cast::<f32>().add(i) = value,
             DType::F16 => *to.cast::<half::f16>().add(i) = half::f16::from_f32(value),
             DType::BF16 => *to.cast::<half::bf16>().add(i) = half::bf16::from_f32(value),
-            // Refused by `converts`.
+            // Refused by the contract's check of `copy`.
             DType::I32 | DType::U8 => {}
         }
     }

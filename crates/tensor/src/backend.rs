@@ -9,6 +9,10 @@
 //! R4. Statistics (means, variances, softmax sums) and accumulations are f32 or better, whatever the dtype.
 //! R5. `b` below is the batch element, `c` the channel. Broadcast means numpy's rule: extents of 1 (or missing leading ones) repeat.
 //! R6. No method has a default body: every backend answers for every op.
+//! R7. All float operands of an op have one dtype, the output's, except where the op or its operands say otherwise: small tables and
+//!     scalars (`timesteps`, `coefficients`, `guidance`, attention's `bias`, `cos`, `sin`) and the sampler's state are always f32,
+//!     [`Backend::copy`] converts, and [`Backend::to_pixels`] takes any float. Vectors and tables of weights are f32 on every backend.
+//!     A backend may take fewer dtypes than that. What each op accepts is checked by [`crate::check`], alike for all backends.
 
 use crate::{DType, PrepareInput, Prepared, Result, Tensor, Weight, WeightSpec};
 
@@ -38,9 +42,9 @@ pub struct Epilogue<'a> {
     pub bias: Option<&'a Weight>,
     /// Applied after the bias.
     pub activation: Activation,
-    /// `[batch, n]` (or `[1, n]`), one row per batch element (dimension 0 of the output).
+    /// `[batch, n]` (or `[1, n]`), one row per batch element (dimension 0 of the output); dtype of the output.
     pub gate: Option<&'a Tensor>,
-    /// Shape of the output; may be the output itself (in place).
+    /// Shape and dtype of the output; may be the output itself (in place).
     pub residual: Option<&'a Tensor>,
 }
 
@@ -71,7 +75,7 @@ pub struct AttentionSpec<'a> {
     pub bias: Option<&'a Tensor>,
 }
 
-/// `x * (1 + scale[b]) + shift[b]`, each `[batch, c]` (or `[1, c]`).
+/// `x * (1 + scale[b]) + shift[b]`, each `[batch, c]` (or `[1, c]`) in the dtype of `x`.
 #[derive(Clone, Copy, Debug)]
 pub struct Modulation<'a> {
     /// Added to one, then multiplied.
@@ -124,17 +128,18 @@ pub struct TimestepSpec {
 /// Operands of [`Backend::step`].
 #[derive(Clone, Copy, Debug)]
 pub struct StepArgs<'a> {
-    /// `[batch, ..]`, what the sampler was given.
+    /// f32 `[batch, ..]`, what the sampler was given: its state is kept in f32 whatever the model's dtype.
     pub latents: &'a Tensor,
-    /// Prediction for the prompt; shape of `latents`.
+    /// Prediction for the prompt; shape of `latents`, any float dtype.
     pub conditional: &'a Tensor,
-    /// Prediction for the negative prompt and the guidance scale `[batch]`; `None` means the conditional one alone.
+    /// Prediction for the negative prompt (shape and dtype of `conditional`) and the guidance scale, f32 `[batch]`; `None` means the
+    /// conditional one alone.
     pub unconditional: Option<(&'a Tensor, &'a Tensor)>,
     /// f32 `[batch, 3]`, one row per batch element: factors of latents, guided prediction and noise.
     pub coefficients: &'a Tensor,
-    /// Fresh noise; shape of `latents`. Without it the third factor is not used.
+    /// Fresh noise, f32; shape of `latents`. Without it the third factor is not used.
     pub noise: Option<&'a Tensor>,
-    /// Where to store the guided prediction, if anybody wants it.
+    /// Where to store the guided prediction, if anybody wants it: f32, shape of `latents`. Overlaps no other operand.
     pub guided_out: Option<&'a Tensor>,
 }
 
@@ -306,18 +311,18 @@ pub trait Backend: std::fmt::Debug {
     fn gated(&self, x: &Tensor, activation: Activation, order: GateOrder, out: &Tensor) -> Result<()>;
 
     /// Rotates each head of `x` `[batch, tokens, n_heads * head_dim]` in place of `out`: pairs `(p, q)` become
-    /// `(p cos - q sin, q cos + p sin)`; `cos`, `sin` are f32 `[tokens, head_dim / 2]`. In place allowed.
+    /// `(p cos - q sin, q cos + p sin)`; `cos`, `sin` are f32 `[tokens, head_dim / 2]` whatever the dtype of `x`. In place allowed.
     fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle, out: &Tensor) -> Result<()>;
 
     // ---- lookups and layout ----
 
-    /// `out[.., c] = table[ids[..], c]`; `ids` is i32, `out` has one dimension more. An id out of range is an error.
+    /// `out[.., c] = table[ids[..], c]`; `ids` is i32, `out` has one dimension more and any float dtype. An id out of range is an error.
     fn embedding(&self, ids: &Tensor, table: &Weight, out: &Tensor) -> Result<()>;
 
     /// `out[b, c] = x[b, rows[b], c]`; `rows` is i32 `[batch]`. A row out of range is an error.
     fn gather_rows(&self, x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()>;
 
-    /// Embeds f32 timesteps `[batch]` to `[batch, dim]`, `dim` even.
+    /// Embeds f32 timesteps `[batch]` to `[batch, dim]` of any float dtype, `dim` even.
     fn timestep_embedding(&self, timesteps: &Tensor, spec: &TimestepSpec, out: &Tensor) -> Result<()>;
 
     /// `[batch, h, w, c]` to tokens `[batch, (h/p)(w/p), p p c]`, row-major over patches.
@@ -332,21 +337,24 @@ pub trait Backend: std::fmt::Debug {
     /// `[batch, h, w, c]` to `[batch, 2h, 2w, c]`, each pixel four times.
     fn upsample_nearest(&self, x: &Tensor, out: &Tensor) -> Result<()>;
 
-    /// Copies `x`, broadcast to the shape of `out`, converting the dtype (float to float rounds to nearest even).
+    /// Copies `x`, broadcast to the shape of `out`, converting the dtype: to a float from any (float to float rounds to nearest
+    /// even), to an integer only from the same.
     fn copy(&self, x: &Tensor, out: &Tensor) -> Result<()>;
 
-    /// Sets every element.
+    /// Sets every element of `out`, which is a float.
     fn fill(&self, out: &Tensor, value: f32) -> Result<()>;
 
     // ---- sampling and output ----
 
     /// Guidance and sampler update in one pass, per batch element:
     /// `g = unconditional + guidance (conditional - unconditional)`, `out = c0 latents + c1 g + c2 noise`. In place (`out` = `latents`) allowed.
+    /// `out` is f32, as the state it replaces; see [`StepArgs`] for the others.
     fn step(&self, args: &StepArgs<'_>, out: &Tensor) -> Result<()>;
 
-    /// `u = clamp(x / 2 + 0.5, 0, 1)`; stored as it is where `out` is f32, as `round_half_even(255 u)` where it is u8.
+    /// `u = clamp(x / 2 + 0.5, 0, 1)`; stored as it is where `out` is f32, as `round_half_even(255 u)` where it is u8. `x` is any
+    /// float. In place allowed where both are f32.
     fn to_pixels(&self, x: &Tensor, out: &Tensor) -> Result<()>;
 
-    /// Whether no element is NaN or infinite. Waits.
+    /// Whether no element of `x`, which is a float, is NaN or infinite. Waits.
     fn all_finite(&self, x: &Tensor) -> Result<bool>;
 }

@@ -1,6 +1,6 @@
 //! Which views share memory.
 
-use crate::{Result, Tensor, TensorError};
+use crate::{MAX_DIMS, Result, Tensor, TensorError};
 
 /// Checks that `out` may be written while `inputs` are read; those marked `true` may be the very same view.
 ///
@@ -59,39 +59,49 @@ fn overlaps(a: &Tensor, b: &Tensor) -> bool {
 struct Pieces {
     first: usize,
     piece_bytes: usize,
-    /// Innermost first: (extent, stride in bytes).
-    levels: Vec<(usize, usize)>,
+    /// Innermost first: (extent, stride in bytes), `n_levels` of them.
+    levels: [(usize, usize); MAX_DIMS],
+    n_levels: usize,
 }
 
 impl Pieces {
     fn of(tensor: &Tensor) -> Self {
         let element_bytes = tensor.dtype().size_bytes();
         let mut piece_bytes = element_bytes;
-        let mut levels: Vec<(usize, usize)> = Vec::new();
+        let mut levels = [(1, 0); MAX_DIMS];
+        let mut n_levels = 0;
         for (&extent, &stride) in tensor.dims().iter().zip(tensor.strides()).rev() {
             let stride_bytes = stride * element_bytes;
-            match levels.last_mut() {
+            match levels[..n_levels].last_mut() {
                 _ if extent == 1 => {}
                 None if stride_bytes == piece_bytes => piece_bytes *= extent,
                 Some(level) if level.0 * level.1 == stride_bytes => level.0 *= extent,
-                _ => levels.push((extent, stride_bytes)),
+                _ => {
+                    levels[n_levels] = (extent, stride_bytes);
+                    n_levels += 1;
+                }
             }
         }
         Self {
             first: tensor.offset() * element_bytes,
             piece_bytes,
             levels,
+            n_levels,
         }
     }
 
+    fn levels(&self) -> &[(usize, usize)] {
+        &self.levels[..self.n_levels]
+    }
+
     fn n_pieces(&self) -> usize {
-        self.levels.iter().map(|level| level.0).product()
+        self.levels().iter().map(|level| level.0).product()
     }
 
     fn start(&self, piece_idx: usize) -> usize {
         let mut rest = piece_idx;
         let mut start = self.first;
-        for (extent, stride) in &self.levels {
+        for (extent, stride) in self.levels() {
             start += rest % extent * stride;
             rest /= extent;
         }
@@ -101,7 +111,7 @@ impl Pieces {
     fn end(&self) -> usize {
         self.first
             + self
-                .levels
+                .levels()
                 .iter()
                 .map(|(extent, stride)| (extent - 1) * stride)
                 .sum::<usize>()
@@ -110,7 +120,7 @@ impl Pieces {
 
     /// Whether both are columns of rows of one pitch, and no column is shared.
     fn lie_beside(&self, other: &Self) -> bool {
-        let strides = self.levels.iter().chain(&other.levels).map(|level| level.1);
+        let strides = self.levels().iter().chain(other.levels()).map(|level| level.1);
         let pitch = strides.fold(0, greatest_common_divisor);
         if pitch == 0 {
             return false;

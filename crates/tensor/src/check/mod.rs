@@ -2,13 +2,15 @@
 //!
 //! Knows nothing of memory: whether a tensor belongs to a backend is that backend's own question. A function takes the operands of the op
 //! of its name and returns the extents that kernels need. Errors are [`TensorError::Shape`], [`TensorError::DType`] for a dtype that the
-//! contract does not take there, [`TensorError::Alias`] for an output that is read-only or overlaps an input, and
+//! contract does not take there (R7 of [`crate::Backend`]'s module), [`TensorError::Alias`] for an output that is read-only or overlaps an input, and
 //! [`TensorError::Operand`] for a weight of another kind.
 
 mod alias;
 mod layout;
 mod products;
 mod rows;
+#[cfg(test)]
+mod tests;
 pub mod weights;
 
 pub use alias::writable;

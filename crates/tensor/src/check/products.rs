@@ -82,6 +82,7 @@ pub fn conv2d(
     let &[c_out, c_in, kernel_height, kernel_width] = &*w.shape else {
         return Err(odd_weight(op, w));
     };
+    ensure(op, spec.stride > 0, || "stride is 0".to_owned())?;
     ensure(op, x.dims().len() == 4 && x.dim(3) == c_in, || {
         format!("x is {:?}, expected [batch, h, w, {c_in}]", x.dims())
     })?;
