@@ -79,18 +79,6 @@ fn a_shuffle_of_half_a_warp_is_a_deadlock() {
 }
 
 #[test]
-fn lanes_at_different_collectives_are_a_fault() {
-    both("lanes_at_different_collectives_are_a_fault", || {
-        use_device();
-        let out = device_copy(&[0.0f32; 32]);
-        assert_eq!(
-            outcome("mixed_collectives", 32, 0, Args { out, input: 0, n: 0 }),
-            LAUNCH_FAILED
-        );
-    });
-}
-
-#[test]
 fn a_step_beyond_device_memory_is_a_fault_that_stays() {
     both("a_step_beyond_device_memory_is_a_fault_that_stays", || {
         use_device();
@@ -204,21 +192,6 @@ fn fresh_device_memory_is_nan() {
         use_device();
         let start = made(|start| cuMemAlloc_v2(start, 400));
         assert!(host_copy::<f32>(start, 100).iter().all(|x| x.is_nan()));
-    });
-}
-
-#[test]
-fn static_shared_memory_is_nan_in_each_block() {
-    both("static_shared_memory_is_nan_in_each_block", || {
-        use_device();
-        let out = device_copy(&[0.0f32; 192]);
-        ok(launch(
-            "static_shared",
-            [3, 64, 0],
-            0,
-            Args { out, input: 0, n: 0 },
-        ));
-        assert!(host_copy::<f32>(out, 192).iter().all(|x| x.is_nan()));
     });
 }
 

@@ -16,13 +16,15 @@ const SUCCESS: c_int = 0;
 const INVALID_INPUT: c_int = 3;
 const COMPILATION: c_int = 6;
 
-const FLAGS: [&str; 12] = [
+const FLAGS: [&str; 13] = [
     "-std=c++17",
     "-O2",
     "-march=native",
     "-ffp-contract=off",
     "-fPIC",
     "-shared",
+    // Signal handlers and what threads leave behind point into it.
+    "-Wl,-z,nodelete",
     "-w",
     "-U_FORTIFY_SOURCE",
     // A misaligned access traps, as it does on a device.
