@@ -6,6 +6,7 @@
 mod pipeline;
 
 mod diffusion;
+mod layout;
 mod parts;
 mod trace;
 

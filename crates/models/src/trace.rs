@@ -1,5 +1,6 @@
 //! Tensors on their way to the host, in the layouts of reference cases.
 
+use crate::layout::{LatentsShape, TensorLayout};
 use denoised_nn::{Ctx, Result};
 use denoised_tensor::Tensor;
 use denoised_types::NamedTensor;
@@ -27,42 +28,41 @@ pub(crate) fn repeated(ctx: &Ctx<'_>, name: String, x: &Tensor, n_repeats: usize
     Ok(NamedTensor::from_f32(name, &shape, &values))
 }
 
-/// A picture or latents `[batch, h, w, c]` as `[batch, c, h, w]`.
-pub(crate) fn nchw(ctx: &Ctx<'_>, name: String, x: &Tensor) -> Result<NamedTensor> {
-    let dims = [x.dim(0), x.dim(3), x.dim(1), x.dim(2)];
-    let values = channels_first(&ctx.download_f32(x)?, x.dim(3));
-    Ok(NamedTensor::from_f32(
-        name,
-        &dims.map(|extent| extent as u64),
-        &values,
-    ))
+/// Latents of one member in a layout.
+pub(crate) fn latents(
+    ctx: &Ctx<'_>,
+    name: String,
+    x: &Tensor,
+    layout: TensorLayout,
+    shape: &LatentsShape,
+) -> Result<NamedTensor> {
+    let values = layout.of_loop(&ctx.download_f32(x)?, shape);
+    Ok(NamedTensor::from_f32(name, &layout.dims(shape), &values))
 }
 
-/// One picture of `n_channels`, pixel by pixel, to plane by plane.
-fn channels_first(values: &[f32], n_channels: usize) -> Vec<f32> {
-    (0..n_channels)
-        .flat_map(|channel| values[channel..].iter().step_by(n_channels).copied())
-        .collect()
-}
-
-/// Inverse of [`channels_first`].
-pub(crate) fn channels_last(values: &[f32], n_channels: usize) -> Vec<f32> {
-    let n_pixels = values.len() / n_channels.max(1);
-    (0..n_pixels)
-        .flat_map(|pixel| values[pixel..].iter().step_by(n_pixels).copied())
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn planes_and_pixels_are_each_others_inverse() {
-        // Two pixels of three channels.
-        let pixels = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0];
-        let planes = channels_first(&pixels, 3);
-        assert_eq!(planes, [1.0, 10.0, 2.0, 20.0, 3.0, 30.0]);
-        assert_eq!(channels_last(&planes, 3), pixels);
+/// A picture `[1, h, w, 3]` as `[1, 3, h, w]`; frames `[1, n_frames h, w, 3]` of a video as `[1, n_frames, 3, h, w]`.
+pub(crate) fn pixels(
+    ctx: &Ctx<'_>,
+    name: String,
+    x: &Tensor,
+    n_frames: Option<usize>,
+) -> Result<NamedTensor> {
+    let (frames, h, w, c) = (
+        n_frames.unwrap_or(1),
+        x.dim(1) / n_frames.unwrap_or(1).max(1),
+        x.dim(2),
+        x.dim(3),
+    );
+    let values = ctx.download_f32(x)?;
+    let mut planes = Vec::with_capacity(values.len());
+    for frame in values.chunks_exact((h * w * c).max(1)) {
+        for channel in 0..c {
+            planes.extend(frame[channel..].iter().step_by(c));
+        }
     }
+    let shape: Vec<u64> = match n_frames {
+        None => [1, c, h, w].map(|extent| extent as u64).to_vec(),
+        Some(_) => [1, frames, c, h, w].map(|extent| extent as u64).to_vec(),
+    };
+    Ok(NamedTensor::from_f32(name, &shape, &planes))
 }

@@ -4,7 +4,7 @@
 //! in latents and prediction, so the step is.
 
 use crate::{
-    Sampler, SamplerError, Schedule,
+    Ask, Sampler, SamplerError, Schedule,
     discrete::{Discrete, DiscreteConfig, PredictionType, Solver, TimestepSpacing},
 };
 
@@ -92,8 +92,9 @@ impl Sampler for Ddim {
         Self::NAME
     }
 
-    /// The schedule for `n_steps` steps. `sigmas` are noise per signal, infinite where no signal is left.
-    fn schedule(&self, n_steps: usize) -> Result<Schedule, SamplerError> {
+    /// The schedule that is asked for. `sigmas` are noise per signal, infinite where no signal is left.
+    fn schedule(&self, ask: &Ask<'_>) -> Result<Schedule, SamplerError> {
+        let n_steps = ask.n_steps;
         let alphas = &self.discrete.alphas_cumprod;
         let timesteps = self.discrete.timesteps(n_steps)?;
         let n_train = alphas.len();
@@ -102,6 +103,8 @@ impl Sampler for Ddim {
         let mut sigmas = Vec::with_capacity(n_steps + 1);
         let mut coefficients = Vec::with_capacity(n_steps);
         let sigma = |alpha: f32| ((1.0 - alpha) / alpha).sqrt();
+        let level = |alpha: f32| [alpha.sqrt(), (1.0 - alpha).sqrt()];
+        let mut levels = Vec::with_capacity(n_steps + 1);
         let mut last_alpha = self.final_alpha;
         for timestep in &timesteps {
             let timestep = timestep.round_ties_even() as usize;
@@ -117,15 +120,19 @@ impl Sampler for Ddim {
             };
             let [c0, c1] = self.factors(alpha, last_alpha);
             sigmas.push(sigma(alpha));
+            levels.push(level(alpha));
             coefficients.push([c0 as f32, c1 as f32, 0.0]);
         }
         sigmas.push(sigma(last_alpha));
-        self.discrete.checked(Schedule {
-            timesteps: timesteps.iter().map(|t| t.round_ties_even() as f32).collect(),
-            input_scales: vec![1.0; n_steps],
+        levels.push([1.0, 0.0]);
+        let schedule = self.discrete.checked(Schedule::plain(
+            timesteps.iter().map(|t| t.round_ties_even() as f32).collect(),
+            vec![1.0; n_steps],
             sigmas,
             coefficients,
-            init_noise_scale: 1.0,
-        })
+            1.0,
+            &levels,
+        ))?;
+        Ok(schedule.without_first(ask.n_skipped()))
     }
 }

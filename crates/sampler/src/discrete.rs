@@ -10,7 +10,7 @@
 //!     `numpy.arange`), the stray last one, -1, is not made.
 
 use crate::{
-    SamplerError, Schedule,
+    SamplerError, Schedule, Update,
     spacing::{linspace, torch_linspace},
 };
 use std::f64::consts::FRAC_PI_2;
@@ -316,9 +316,9 @@ impl Discrete {
 
     /// Refuses a schedule with a timestep or a coefficient that is not finite, naming the first step that has such.
     pub(crate) fn checked(&self, schedule: Schedule) -> Result<Schedule, SamplerError> {
-        let mut steps = schedule.timesteps.iter().zip(&schedule.coefficients);
-        let is_finite = |(timestep, factors): (&f32, &[f32; 3])| {
-            timestep.is_finite() && factors.iter().all(|factor| factor.is_finite())
+        let mut steps = schedule.timesteps.iter().zip(&schedule.updates);
+        let is_finite = |(timestep, update): (&f32, &Update)| {
+            timestep.is_finite() && update.rows.iter().flatten().all(|factor| factor.is_finite())
         };
         match steps.position(|step| !is_finite(step)) {
             None => Ok(schedule),

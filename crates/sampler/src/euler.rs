@@ -4,7 +4,7 @@
 //! derivative `(latents - picture) / sigma`, where the prediction implies the picture.
 
 use crate::{
-    Sampler, SamplerError, Schedule,
+    Ask, Sampler, SamplerError, Schedule,
     discrete::{
         Discrete, DiscreteConfig, FinalSigmas, InterpolationType, PredictionType, Solver, TimestepSpacing,
         TimestepType, betas_key,
@@ -196,7 +196,8 @@ impl Sampler for Euler {
         Self::NAME
     }
 
-    fn schedule(&self, n_steps: usize) -> Result<Schedule, SamplerError> {
+    fn schedule(&self, ask: &Ask<'_>) -> Result<Schedule, SamplerError> {
+        let n_steps = ask.n_steps;
         let (mut timesteps, sigmas) = self.levels(n_steps)?;
         let mut sigmas: Vec<f32> = sigmas.into_iter().map(|sigma| sigma as f32).collect();
         sigmas.push(self.final_sigma);
@@ -216,15 +217,22 @@ impl Sampler for Euler {
                 [c0 as f32, c1 as f32, 0.0]
             })
             .collect();
-        self.discrete.checked(Schedule {
+        let init_noise_scale = match self.is_unit_variance {
+            true => (most * most + 1.0).sqrt(),
+            false => most,
+        };
+        let mut levels: Vec<[f32; 2]> = sigmas.iter().map(|sigma| [1.0, *sigma]).collect();
+        if let Some(last) = levels.last_mut() {
+            *last = [1.0, 0.0];
+        }
+        let schedule = self.discrete.checked(Schedule::plain(
             timesteps,
             input_scales,
             sigmas,
             coefficients,
-            init_noise_scale: match self.is_unit_variance {
-                true => (most * most + 1.0).sqrt(),
-                false => most,
-            },
-        })
+            init_noise_scale,
+            &levels,
+        ))?;
+        Ok(schedule.without_first(ask.n_skipped()))
     }
 }

@@ -3,7 +3,7 @@
 //! The schedule is computed in float64 from ends that were rounded to float32, then rounded to float32: the same order of
 //! operations as diffusers 0.42, whose numbers the tests hold.
 
-use crate::{Sampler, SamplerError, Schedule, spacing::linspace};
+use crate::{Ask, Sampler, SamplerError, Schedule, spacing::linspace};
 
 const CLASS: &str = "FlowMatchEulerDiscreteScheduler";
 
@@ -117,7 +117,8 @@ impl Sampler for FlowEuler {
         Self::NAME
     }
 
-    fn schedule(&self, n_steps: usize) -> Result<Schedule, SamplerError> {
+    fn schedule(&self, ask: &Ask<'_>) -> Result<Schedule, SamplerError> {
+        let n_steps = ask.n_steps;
         if n_steps == 0 {
             return Err(SamplerError::StepCount {
                 sampler: Self::NAME,
@@ -141,16 +142,12 @@ impl Sampler for FlowEuler {
             .collect();
         let input_scales = vec![1.0; n_steps];
         sigmas.push(0.0);
-        let coefficients = sigmas
+        let factors = sigmas
             .windows(2)
             .map(|pair| [1.0, pair[1] - pair[0], 0.0])
             .collect();
-        Ok(Schedule {
-            timesteps,
-            input_scales,
-            sigmas,
-            coefficients,
-            init_noise_scale: 1.0,
-        })
+        let levels: Vec<[f32; 2]> = sigmas.iter().map(|sigma| [1.0 - sigma, *sigma]).collect();
+        let schedule = Schedule::plain(timesteps, input_scales, sigmas, factors, 1.0, &levels);
+        Ok(schedule.without_first(ask.n_skipped()))
     }
 }

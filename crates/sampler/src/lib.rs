@@ -22,4 +22,4 @@ pub use error::SamplerError;
 pub use euler::Euler;
 pub use flow_euler::{FlowEuler, FlowEulerConfig};
 pub use noise::TorchGenerator;
-pub use schedule::{Sampler, Schedule};
+pub use schedule::{Ask, Sampler, Schedule, Update};

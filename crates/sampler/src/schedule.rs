@@ -1,22 +1,78 @@
 //! What a sampler yields for a number of steps.
+//!
+//! A sampler is a linear program over its state. Slot 0 of the state holds the latents, the slots behind it what the sampler keeps from
+//! one evaluation to the next (earlier predictions, say); those are zero at the start. Each evaluation gives the denoiser
+//! `input_scale * slot 0` and makes every slot anew from the old ones, the guided prediction and fresh noise ([`Update`]).
 
 use crate::SamplerError;
+
+/// What a schedule depends on beside a sampler's settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ask<'a> {
+    /// Steps; a step may take more than one evaluation.
+    pub n_steps: usize,
+    /// Noise levels of the steps in place of the sampler's own.
+    pub sigmas: Option<&'a [f32]>,
+    /// Tokens of the picture, which some schedules depend on.
+    pub n_tokens: usize,
+    /// For pictures made from a picture: the share of the steps that is done, counted from the end, 0 to 1.
+    pub strength: Option<f32>,
+}
+
+impl Ask<'_> {
+    /// For `n_steps` steps from noise.
+    pub fn steps(n_steps: usize) -> Self {
+        Self {
+            n_steps,
+            sigmas: None,
+            n_tokens: 0,
+            strength: None,
+        }
+    }
+
+    /// Steps left out at the beginning: `n - min(int(n strength), n)`, as diffusers counts them.
+    pub fn n_skipped(&self) -> usize {
+        match self.strength {
+            None => 0,
+            Some(strength) => {
+                let done = (self.n_steps as f64 * f64::from(strength)) as usize;
+                self.n_steps - done.min(self.n_steps)
+            }
+        }
+    }
+}
 
 /// A sampler with its settings.
 pub trait Sampler: std::fmt::Debug {
     /// Name on the command line, e.g. `flow-euler`.
     fn name(&self) -> &'static str;
 
-    /// The schedule for `n_steps` steps.
+    /// The schedule that is asked for.
     ///
     /// # Errors
     /// [`SamplerError::StepCount`] for a number of steps that makes no schedule with these settings, a mistake of the request and not
     /// of the checkpoint.
-    fn schedule(&self, n_steps: usize) -> Result<Schedule, SamplerError>;
+    fn schedule(&self, ask: &Ask<'_>) -> Result<Schedule, SamplerError>;
 }
 
-/// Timesteps and coefficients of every step. A step gives the denoiser `input_scale latents` and computes
-/// `latents = c0 latents + c1 prediction + c2 noise` from the latents as they were before that scaling.
+/// New slot `i` of the state is `sum_j rows[i][j] * (old slot j)`, `j` up to the number of kept slots, plus the last two factors times the
+/// guided prediction and fresh unit normal noise.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    /// One row per slot, as long as there are slots and two more.
+    pub rows: Vec<Vec<f32>>,
+}
+
+impl Update {
+    /// Of a sampler that keeps nothing: factors of latents, prediction and noise.
+    pub fn plain(factors: [f32; 3]) -> Self {
+        Self {
+            rows: vec![factors.to_vec()],
+        }
+    }
+}
+
+/// Timesteps and updates of every evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     /// What the denoiser is told, one per evaluation.
@@ -25,13 +81,55 @@ pub struct Schedule {
     pub input_scales: Vec<f32>,
     /// Noise levels; one more than timesteps, the last is where sampling ends.
     pub sigmas: Vec<f32>,
-    /// `[c0, c1, c2]` per evaluation: factors of latents, guided prediction and fresh noise.
-    pub coefficients: Vec<[f32; 3]>,
+    /// One per evaluation.
+    pub updates: Vec<Update>,
+    /// Slots of the state beside the latents.
+    pub n_kept: usize,
     /// Factor of the unit normal noise that makes the initial latents.
     pub init_noise_scale: f32,
+    /// Factors of a picture's latents and of unit normal noise that make the initial latents of a picture made from a picture.
+    pub start: [f32; 2],
+    /// The same factors for the noise level that each evaluation leaves; `[1, 0]` at the end.
+    pub renoise: Vec<[f32; 2]>,
 }
 
 impl Schedule {
+    /// Of a sampler that keeps nothing: `factors` of latents, prediction and noise per evaluation; `levels` are factors of a picture's
+    /// latents and of noise at each noise level, one more than evaluations.
+    pub(crate) fn plain(
+        timesteps: Vec<f32>,
+        input_scales: Vec<f32>,
+        sigmas: Vec<f32>,
+        factors: Vec<[f32; 3]>,
+        init_noise_scale: f32,
+        levels: &[[f32; 2]],
+    ) -> Self {
+        Self {
+            timesteps,
+            input_scales,
+            sigmas,
+            updates: factors.into_iter().map(Update::plain).collect(),
+            n_kept: 0,
+            init_noise_scale,
+            start: levels[0],
+            renoise: levels[1..].to_vec(),
+        }
+    }
+
+    /// Without its first `n` evaluations, for a sampler that remembers nothing of them.
+    pub(crate) fn without_first(mut self, n: usize) -> Self {
+        let n = n.min(self.n_steps());
+        if let Some(level) = n.checked_sub(1) {
+            self.start = self.renoise[level];
+        }
+        self.timesteps.drain(..n);
+        self.input_scales.drain(..n);
+        self.sigmas.drain(..n);
+        self.updates.drain(..n);
+        self.renoise.drain(..n);
+        self
+    }
+
     /// Denoiser evaluations.
     pub fn n_steps(&self) -> usize {
         self.timesteps.len()

@@ -1,8 +1,8 @@
 //! DDIM and Euler against the numbers of diffusers, as `make_tables.py` wrote them to `discrete.json`.
 
 use denoised_sampler::{
-    BetaSchedule, Ddim, DiscreteConfig, Euler, FinalSigmas, InterpolationType, PredictionType, Sampler,
-    SamplerError, TimestepSpacing, TimestepType,
+    Ask, BetaSchedule, Ddim, DiscreteConfig, Euler, FinalSigmas, InterpolationType, PredictionType, Sampler,
+    SamplerError, TimestepSpacing, TimestepType, Update,
 };
 use serde_json::Value;
 
@@ -110,12 +110,14 @@ fn differences(case: &Value, predictions: &[[f32; 2]], noise: [f32; 2]) -> Diffe
     let name = case["sampler"].as_str().expect("a name");
     let n_steps = case["n_steps"].as_u64().expect("a number") as usize;
     let sampler = sampler(name, &config(&case["config"]));
-    let schedule = sampler.schedule(n_steps).expect("a step count that works");
+    let schedule = sampler
+        .schedule(&Ask::steps(n_steps))
+        .expect("a step count that works");
     assert_eq!(sampler.name(), name);
     assert_eq!(schedule.n_steps(), n_steps);
     assert_eq!(schedule.sigmas.len(), n_steps + 1);
     assert_eq!(schedule.input_scales.len(), n_steps);
-    assert_eq!(schedule.coefficients.len(), n_steps);
+    assert_eq!(schedule.updates.len(), n_steps);
 
     let mut worst = Differences {
         sigmas: distance(schedule.init_noise_scale, float(&case["init_noise_scale"])),
@@ -127,7 +129,9 @@ fn differences(case: &Value, predictions: &[[f32; 2]], noise: [f32; 2]) -> Diffe
         raise(&mut worst.sigmas, distance(schedule.sigmas[idx], float(&pair[1])));
     }
     let step = |idx: usize, latents: [f32; 2]| {
-        let [c0, c1, c2] = schedule.coefficients[idx];
+        let [c0, c1, c2] = schedule.updates[idx].rows[0][..] else {
+            panic!("three factors")
+        };
         assert_eq!(c2, 0.0);
         let prediction = predictions[idx % predictions.len()];
         [0, 1].map(|i| c0 * latents[i] + c1 * prediction[i])
@@ -224,8 +228,14 @@ fn both(config: &DiscreteConfig) -> [Result<Box<dyn Sampler>, SamplerError>; 2] 
 #[test]
 fn a_spacing_that_the_file_does_not_hold_is_that_of_the_sampler() {
     let [ddim, euler] = both(&sd()).map(|sampler| sampler.expect("supported"));
-    assert_eq!(ddim.schedule(2).expect("two steps").timesteps, [500.0, 0.0]);
-    assert_eq!(euler.schedule(2).expect("two steps").timesteps, [999.0, 0.0]);
+    assert_eq!(
+        ddim.schedule(&Ask::steps(2)).expect("two steps").timesteps,
+        [500.0, 0.0]
+    );
+    assert_eq!(
+        euler.schedule(&Ask::steps(2)).expect("two steps").timesteps,
+        [999.0, 0.0]
+    );
 }
 
 #[test]
@@ -238,12 +248,12 @@ fn a_prediction_of_velocity_is_the_first_picture_where_no_signal_is_left() {
     };
     let schedule = Ddim::new(&config)
         .expect("supported")
-        .schedule(1)
+        .schedule(&Ask::steps(1))
         .expect("one step");
     // The velocity is minus the picture there, and the only step ends at the picture.
     assert_eq!(schedule.timesteps, [999.0]);
     assert_eq!(schedule.sigmas, [f32::INFINITY, 0.0]);
-    assert_eq!(schedule.coefficients, [[0.0, -1.0, 0.0]]);
+    assert_eq!(schedule.updates, [Update::plain([0.0, -1.0, 0.0])]);
 }
 
 #[test]
@@ -251,7 +261,7 @@ fn step_counts_without_a_schedule_are_refused_with_their_numbers() {
     for sampler in both(&sd()) {
         let sampler = sampler.expect("supported");
         for n_steps in [0, 1001, usize::MAX] {
-            let error = sampler.schedule(n_steps).expect_err("out of range");
+            let error = sampler.schedule(&Ask::steps(n_steps)).expect_err("out of range");
             let name = sampler.name();
             let expected = format!("steps is {n_steps}, sampler {name} takes 1 to 1000 with this model");
             assert_eq!(error.to_string(), expected);
@@ -262,7 +272,7 @@ fn step_counts_without_a_schedule_are_refused_with_their_numbers() {
         steps_offset: 1,
         ..sd()
     };
-    let error = Ddim::new(&config).expect("supported").schedule(1000);
+    let error = Ddim::new(&config).expect("supported").schedule(&Ask::steps(1000));
     assert_eq!(
         error.expect_err("beyond the last").to_string(),
         "steps is 1000, sampler ddim takes a number whose first timestep, 1000, is below 1000 with this model"
@@ -273,9 +283,11 @@ fn step_counts_without_a_schedule_are_refused_with_their_numbers() {
         ..sd()
     };
     let ddim = Ddim::new(&config).expect("supported");
-    assert!(ddim.schedule(999).is_ok());
+    assert!(ddim.schedule(&Ask::steps(999)).is_ok());
     assert_eq!(
-        ddim.schedule(1000).expect_err("divides by zero").to_string(),
+        ddim.schedule(&Ask::steps(1000))
+            .expect_err("divides by zero")
+            .to_string(),
         "steps is 1000, sampler ddim takes a number whose step 1 has both signal and noise to tell apart with this model"
     );
 }
@@ -404,12 +416,16 @@ fn odd_settings_make_finite_schedules_or_errors() {
     let mut check = |config: &DiscreteConfig| {
         for sampler in both(config).into_iter().flatten() {
             for n_steps in [1, 2, 3, 10, 999, 1000] {
-                let Ok(schedule) = sampler.schedule(n_steps) else {
+                let Ok(schedule) = sampler.schedule(&Ask::steps(n_steps)) else {
                     continue;
                 };
                 n_schedules += 1;
-                let coefficients = schedule.coefficients.as_flattened();
-                let all = [&schedule.timesteps, &schedule.input_scales, coefficients];
+                let factors: Vec<f32> = schedule
+                    .updates
+                    .iter()
+                    .flat_map(|update| update.rows.concat())
+                    .collect();
+                let all = [&schedule.timesteps, &schedule.input_scales, &factors];
                 let is_finite = all.into_iter().flatten().all(|value| value.is_finite());
                 assert!(is_finite, "{} with {n_steps} steps of {config:?}", sampler.name());
                 assert!(schedule.init_noise_scale.is_finite(), "{config:?}");

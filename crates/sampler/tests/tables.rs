@@ -1,6 +1,6 @@
 //! The numbers of torch and diffusers, as `make_tables.py` wrote them.
 
-use denoised_sampler::{FlowEuler, FlowEulerConfig, Sampler, SamplerError, TorchGenerator};
+use denoised_sampler::{Ask, FlowEuler, FlowEulerConfig, Sampler, SamplerError, TorchGenerator};
 use serde_json::Value;
 
 fn table(name: &str) -> Value {
@@ -89,7 +89,9 @@ fn timesteps_sigmas_and_steps_are_diffusers() {
         }
         let sampler = FlowEuler::new(&config).expect("supported settings");
         let n_steps = case["n_steps"].as_u64().expect("a number") as usize;
-        let schedule = sampler.schedule(n_steps).expect("a step count that works");
+        let schedule = sampler
+            .schedule(&Ask::steps(n_steps))
+            .expect("a step count that works");
         let what = format!("{:?} with {n_steps} steps", case["config"]);
         assert_eq!(schedule.n_steps(), n_steps, "{what}");
         assert_eq!(schedule.input_scales, vec![1.0; n_steps], "{what}");
@@ -103,7 +105,9 @@ fn timesteps_sigmas_and_steps_are_diffusers() {
         let stepped = case["stepped"].as_array().expect("a list");
         let mut latents = floats(&stepped[0]);
         for (k, theirs) in stepped[1..].iter().enumerate() {
-            let [c0, c1, c2] = schedule.coefficients[k];
+            let [c0, c1, c2] = schedule.updates[k].rows[0][..] else {
+                panic!("three factors")
+            };
             for (x, p) in latents.iter_mut().zip(&prediction) {
                 *x = c0 * *x + c1 * p;
             }
@@ -159,14 +163,14 @@ fn a_terminal_shift_of_zero_is_none() {
         ..FlowEulerConfig::default()
     };
     let sampler = FlowEuler::new(&config).expect("supported");
-    let schedule = sampler.schedule(1).expect("one step");
+    let schedule = sampler.schedule(&Ask::steps(1)).expect("one step");
     assert_eq!(schedule.sigmas, [1.0, 0.0]);
 }
 
 #[test]
 fn no_steps_make_no_schedule() {
     let sampler = FlowEuler::new(&FlowEulerConfig::default()).expect("supported");
-    let error = sampler.schedule(0).expect_err("no steps");
+    let error = sampler.schedule(&Ask::steps(0)).expect_err("no steps");
     assert_eq!(
         error.to_string(),
         "steps is 0, sampler flow-euler takes at least 1 with this model"

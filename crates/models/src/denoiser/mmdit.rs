@@ -4,8 +4,8 @@
 //! Keys and values of both kinds of token are written side by side into one buffer by the projections themselves. What the last block
 //! would compute of the text is left out, since nothing reads it; its query weights are not loaded.
 
-use super::{Denoiser, repeat_bias};
-use crate::{ModelError, conditioning::Conditioning};
+use super::{Denoiser, DenoiserInput, repeat_bias};
+use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Attend, Conv2d, Ctx, FeedForward, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
@@ -202,13 +202,13 @@ impl Mmdit {
 }
 
 impl Denoiser for Mmdit {
-    fn forward(
-        &self,
-        ctx: &Ctx<'_>,
-        latents: &Tensor,
-        timesteps: &Tensor,
-        conditioning: &Conditioning,
-    ) -> Result<Tensor> {
+    fn forward(&self, ctx: &Ctx<'_>, input: &DenoiserInput<'_>) -> Result<Tensor> {
+        let DenoiserInput {
+            latents,
+            timesteps,
+            conditioning,
+            ..
+        } = *input;
         let x = self.patches.forward(ctx, latents, After::default())?;
         self.add_positions(ctx, &x)?;
         let x = x.reshape(&[x.dim(0), x.dim(1) * x.dim(2), x.dim(3)])?;
@@ -547,14 +547,21 @@ mod tests {
         }
         let run = |tokens: &[f32], n_last_repeats: usize| {
             let dims = [2, tokens.len() / 2 / n_joint, n_joint];
-            let conditioning = Conditioning {
-                tokens: ctx.upload_f32(tokens, &dims).expect("uploaded"),
+            let conditioning = crate::conditioning::Conditioning {
                 n_last_repeats,
                 pooled: Some(pooled.clone()),
+                ..crate::conditioning::Conditioning::of_tokens(
+                    ctx.upload_f32(tokens, &dims).expect("uploaded"),
+                )
             };
-            let out = mmdit
-                .forward(&ctx, &latents, &timesteps, &conditioning)
-                .expect("it runs");
+            let input = DenoiserInput {
+                latents: &latents,
+                n_frames: 1,
+                timesteps: &timesteps,
+                conditioning: &conditioning,
+                references: &[],
+            };
+            let out = mmdit.forward(&ctx, &input).expect("it runs");
             ctx.download_f32(&out).expect("downloaded")
         };
         let error = relative_error(&run(&tokens, n_repeats), &run(&written_out, 1));

@@ -11,19 +11,28 @@ use denoised_nn::{Ctx, Result};
 use denoised_tensor::{DType, Tensor};
 use std::fmt::Debug;
 
+/// What a denoiser computes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DenoiserInput<'a> {
+    /// `[batch, n_frames h, w, c]` in the element type of activations, scaled as the sampler wants it, with whatever channels the family
+    /// takes beside the latents.
+    pub(crate) latents: &'a Tensor,
+    /// Frames of a video, one above the other; 1 for a picture.
+    pub(crate) n_frames: usize,
+    /// f32 `[batch]`, or `[batch, n_frames]` where frames have timesteps of their own.
+    pub(crate) timesteps: &'a Tensor,
+    pub(crate) conditioning: &'a Conditioning,
+    /// Latents of pictures to edit, `[batch, h_i, w_i, c]` each.
+    pub(crate) references: &'a [Tensor],
+}
+
 /// A denoiser. No result for one batch element depends on the others.
 pub(crate) trait Denoiser: Debug {
-    /// Latents `[batch, h, w, c]` in the element type of activations, timesteps `[batch]` f32, to a prediction of the latents' shape.
+    /// A prediction of the latents' shape, as the sampler takes it.
     ///
     /// # Errors
     /// The device's.
-    fn forward(
-        &self,
-        ctx: &Ctx<'_>,
-        latents: &Tensor,
-        timesteps: &Tensor,
-        conditioning: &Conditioning,
-    ) -> Result<Tensor>;
+    fn forward(&self, ctx: &Ctx<'_>, input: &DenoiserInput<'_>) -> Result<Tensor>;
 }
 
 /// Scores that make the last key count as `n_repeats` equal ones: `n exp(s) = exp(s + ln n)`.

@@ -11,8 +11,8 @@ mod config;
 pub(crate) use config::UnetConfig;
 
 use self::config::MidConfig;
-use super::{Denoiser, repeat_bias};
-use crate::conditioning::Conditioning;
+use super::{Denoiser, DenoiserInput, repeat_bias};
+
 use denoised_nn::{
     After, Conv2d, Ctx, Downsample, GroupNorm, Linear, ResnetBlock, ResnetSpec, Result, Scope,
     TimestepEmbedding, Transformer2d, Transformer2dSpec, Upsample,
@@ -271,13 +271,13 @@ impl Layer {
 }
 
 impl Denoiser for Unet {
-    fn forward(
-        &self,
-        ctx: &Ctx<'_>,
-        latents: &Tensor,
-        timesteps: &Tensor,
-        conditioning: &Conditioning,
-    ) -> Result<Tensor> {
+    fn forward(&self, ctx: &Ctx<'_>, input: &DenoiserInput<'_>) -> Result<Tensor> {
+        let DenoiserInput {
+            latents,
+            timesteps,
+            conditioning,
+            ..
+        } = *input;
         let context = &conditioning.tokens;
         let inputs = Inputs {
             shifts: self.shifts(ctx, timesteps)?,

@@ -6,9 +6,12 @@
 use super::expect_class;
 use crate::{
     ModelError,
-    conditioning::{Conditioner, Conditioning, ENCODE_PROMPT_NAMES, TextOptions, Tokenized, cut_warning},
+    conditioning::{
+        Conditioner, Conditioning, ENCODE_PROMPT_NAMES, EncodeArgs, TextOptions, Tokenized, cut_warning,
+        trace_named,
+    },
     denoiser::{Unet, UnetConfig},
-    parts::{LatentsLayout, Opened, Parts},
+    parts::{Experts, GuidanceRule, LatentsLayout, Opened, Parts, Tasks},
     text::{ClipConfig, ClipEncoder, ClipTokenizer},
     vae::{KL_UNREAD_NAMES, KlConfig, KlDecoder},
 };
@@ -18,7 +21,7 @@ use denoised_sampler::{
     BetaSchedule, Ddim, DiscreteConfig, Euler, FinalSigmas, InterpolationType, PredictionType, Sampler,
     SamplerError, TimestepSpacing, TimestepType,
 };
-use denoised_types::ModelInfo;
+use denoised_types::{Image, ModelInfo, NamedTensor};
 use serde_json::Value;
 
 const DEFAULT_N_STEPS: u32 = 50;
@@ -122,11 +125,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     };
     let parts = Parts {
         info,
-        latents: LatentsLayout {
-            n_channels: unet.c_in,
-            factor,
-            min_side: unet.min_side(),
-        },
+        latents: LatentsLayout::picture(unet.c_in, factor, unet.min_side()),
         max_sequence_length: None,
         conditioner: Box::new(SdConditioner {
             n_tokens: tokenizer.max_length(),
@@ -134,8 +133,11 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
             tokenizer,
             encoder,
         }),
-        denoiser: Box::new(denoiser),
+        denoisers: Experts::one(denoiser),
+        guidance: GuidanceRule::Classic,
         decoder: Box::new(decoder),
+        encoder: None,
+        tasks: Tasks::default(),
         samplers,
         foreign_scheduler,
     };
@@ -322,32 +324,43 @@ struct SdConditioner {
 }
 
 impl Conditioner for SdConditioner {
-    fn tokenize(&self, text: &str, what: &str, _: TextOptions) -> Tokenized {
+    fn tokenize(
+        &self,
+        text: &str,
+        what: &str,
+        _: TextOptions,
+        _: &[Image],
+    ) -> std::result::Result<Tokenized, String> {
         let raw = self.tokenizer.encode(text);
         let fitted = self.tokenizer.fit(&raw, self.n_tokens);
         let cut = fitted
             .cut
             .map(|cut| cut_warning(what, raw.len(), "the model", self.n_tokens, &cut));
-        Tokenized {
+        Ok(Tokenized {
             raw: vec![raw],
             fitted: vec![fitted.ids],
             warnings: cut.into_iter().collect(),
-        }
+            is_absent: false,
+        })
     }
 
     fn max_clip_skip(&self) -> usize {
         self.n_layers
     }
 
-    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, options: TextOptions) -> Result<Conditioning> {
-        Ok(Conditioning {
-            tokens: self.encoder.forward(ctx, &text.fitted[0], options.clip_skip)?,
-            n_last_repeats: 1,
-            pooled: None,
-        })
+    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, args: &EncodeArgs<'_>) -> Result<Conditioning> {
+        let tokens = self
+            .encoder
+            .forward(ctx, &text.fitted[0], args.options.clip_skip)?;
+        Ok(Conditioning::of_tokens(tokens))
     }
 
-    fn trace_names(&self) -> [&'static str; 4] {
-        ENCODE_PROMPT_NAMES
+    fn trace(
+        &self,
+        ctx: &Ctx<'_>,
+        conditional: &Conditioning,
+        unconditional: Option<&Conditioning>,
+    ) -> Result<Vec<NamedTensor>> {
+        trace_named(ctx, ENCODE_PROMPT_NAMES, conditional, unconditional)
     }
 }

@@ -6,9 +6,12 @@
 use super::expect_class;
 use crate::{
     ModelError,
-    conditioning::{Conditioner, Conditioning, ENCODE_PROMPT_NAMES, TextOptions, Tokenized, cut_warning},
+    conditioning::{
+        Conditioner, Conditioning, ENCODE_PROMPT_NAMES, EncodeArgs, TextOptions, Tokenized, cut_warning,
+        trace_named,
+    },
     denoiser::{Mmdit, MmditConfig},
-    parts::{LatentsLayout, Opened, Parts},
+    parts::{Experts, GuidanceRule, LatentsLayout, Opened, Parts, Tasks},
     text::{ClipConfig, ClipText, ClipTokenizer, T5Config, T5Encoder, T5Tokenizer},
     vae::{KL_UNREAD_NAMES, KlConfig, KlDecoder},
 };
@@ -16,7 +19,7 @@ use denoised_checkpoint::Folder;
 use denoised_nn::{Ctx, Declare, Result};
 use denoised_sampler::{FlowEuler, FlowEulerConfig, Sampler};
 use denoised_tensor::Tensor;
-use denoised_types::ModelInfo;
+use denoised_types::{Image, ModelInfo, NamedTensor};
 
 const DEFAULT_N_STEPS: u32 = 28;
 const DEFAULT_GUIDANCE: f32 = 7.0;
@@ -122,15 +125,14 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     };
     let parts = Parts {
         info,
-        latents: LatentsLayout {
-            n_channels: mmdit.c_in,
-            factor,
-            min_side: mmdit.patch,
-        },
+        latents: LatentsLayout::picture(mmdit.c_in, factor, mmdit.patch),
         max_sequence_length: Some(T5_LENGTH),
         conditioner: Box::new(conditioner),
-        denoiser: Box::new(denoiser),
+        denoisers: Experts::one(denoiser),
+        guidance: GuidanceRule::Classic,
         decoder: Box::new(decoder),
+        encoder: None,
+        tasks: Tasks::default(),
         samplers: vec![Box::new(sampler)],
         foreign_scheduler: None,
     };
@@ -267,12 +269,14 @@ struct Sd3Conditioner {
 }
 
 impl Conditioner for Sd3Conditioner {
-    fn tokenize(&self, text: &str, what: &str, options: TextOptions) -> Tokenized {
-        let mut tokenized = Tokenized {
-            raw: Vec::new(),
-            fitted: Vec::new(),
-            warnings: Vec::new(),
-        };
+    fn tokenize(
+        &self,
+        text: &str,
+        what: &str,
+        options: TextOptions,
+        _: &[Image],
+    ) -> std::result::Result<Tokenized, String> {
+        let mut tokenized = Tokenized::default();
         for (tokenizer, _) in &self.encoders {
             let raw = tokenizer.encode(text);
             let fitted = tokenizer.fit(&raw, self.n_tokens);
@@ -295,14 +299,15 @@ impl Conditioner for Sd3Conditioner {
             tokenized.raw.push(raw);
             tokenized.fitted.push(fitted.ids);
         }
-        tokenized
+        Ok(tokenized)
     }
 
     fn max_clip_skip(&self) -> usize {
         self.n_layers - N_SKIPPED_LAYERS
     }
 
-    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, options: TextOptions) -> Result<Conditioning> {
+    fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, args: &EncodeArgs<'_>) -> Result<Conditioning> {
+        let options = args.options;
         // CLIP's tokens side by side, padded with zeros; behind them T5's, or one zero token for all of an absent T5's.
         let t5 = match &self.t5 {
             Some((_, encoder)) => Some(encoder.forward(ctx, &text.fitted[self.encoders.len()])?),
@@ -331,17 +336,22 @@ impl Conditioner for Sd3Conditioner {
             pooled_column += pooled_width;
         }
         Ok(Conditioning {
-            tokens,
             n_last_repeats: match t5 {
                 Some(_) => 1,
                 None => options.max_sequence_length,
             },
             pooled: Some(pooled),
+            ..Conditioning::of_tokens(tokens)
         })
     }
 
-    fn trace_names(&self) -> [&'static str; 4] {
-        ENCODE_PROMPT_NAMES
+    fn trace(
+        &self,
+        ctx: &Ctx<'_>,
+        conditional: &Conditioning,
+        unconditional: Option<&Conditioning>,
+    ) -> Result<Vec<NamedTensor>> {
+        trace_named(ctx, ENCODE_PROMPT_NAMES, conditional, unconditional)
     }
 }
 

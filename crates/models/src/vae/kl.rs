@@ -174,7 +174,7 @@ impl KlDecoder {
 }
 
 impl Decoder for KlDecoder {
-    fn decode(&self, ctx: &Ctx<'_>, latents: &Tensor) -> Result<Tensor> {
+    fn decode(&self, ctx: &Ctx<'_>, latents: &Tensor, _: usize) -> Result<Tensor> {
         let scaled = ctx.backend.alloc(latents.dims(), latents.dtype())?;
         ctx.backend.affine(latents, self.scale, self.shift, &scaled)?;
         let mut x = ctx.cast(&scaled)?;

@@ -1,4 +1,4 @@
-//! Autoencoders: latents to pixels.
+//! Autoencoders: latents to pixels and back.
 
 mod kl;
 
@@ -10,9 +10,27 @@ use std::fmt::Debug;
 
 /// The decoder of an autoencoder.
 pub(crate) trait Decoder: Debug {
-    /// f32 latents as the last step left them, `[batch, h, w, c]`, to pixels in about `[-1, 1]`, `[batch, H, W, 3]`.
+    /// f32 latents as the last step left them, `[batch, n_frames h, w, c]`, to pixels in about `[-1, 1]`, `[batch, n_frames_out H, W, 3]`.
     ///
     /// # Errors
     /// The device's.
-    fn decode(&self, ctx: &Ctx<'_>, latents: &Tensor) -> Result<Tensor>;
+    fn decode(&self, ctx: &Ctx<'_>, latents: &Tensor, n_frames: usize) -> Result<Tensor>;
+}
+
+/// The encoder of an autoencoder.
+pub(crate) trait Encoder: Debug {
+    /// f32 pixels in `[-1, 1]`, `[batch, n_frames H, W, 3]`, to f32 latents as a denoiser takes them, `[batch, n_frames_out h, w, c]`.
+    ///
+    /// `noise` is unit normal in the shape of the result and samples the distribution that the encoder gives,
+    /// `mean + exp(clamp(log variance, -30, 20) / 2) noise`; without it its mode is taken.
+    ///
+    /// # Errors
+    /// The device's.
+    fn encode(
+        &self,
+        ctx: &Ctx<'_>,
+        pixels: &Tensor,
+        n_frames: usize,
+        noise: Option<&Tensor>,
+    ) -> Result<Tensor>;
 }

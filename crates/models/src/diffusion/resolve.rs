@@ -1,0 +1,224 @@
+//! A request's numbers against the model: defaults, and refusals that say what would do.
+
+use super::{DiffusionPipeline, invalid};
+use crate::{
+    conditioning::{TextOptions, Tokenized},
+    layout::LatentsShape,
+    parts::GuidanceRule,
+};
+use denoised_sampler::{Ask, Sampler, Schedule};
+use denoised_types::{Failure, GenerateRequest, Resolved};
+
+impl DiffusionPipeline {
+    pub(super) fn resolve_numbers(&self, request: &GenerateRequest) -> Result<Resolved, Failure> {
+        let info = &self.parts.info;
+        let width = self.side("width", request.width.unwrap_or(info.default_size.0))?;
+        let height = self.side("height", request.height.unwrap_or(info.default_size.1))?;
+        let n_steps = request.n_steps.unwrap_or(info.default_n_steps);
+        if !(1..=GenerateRequest::MAX_STEPS).contains(&n_steps) {
+            let most = GenerateRequest::MAX_STEPS;
+            return Err(invalid(format!("steps is {n_steps}, it must be 1 to {most}")));
+        }
+        let guidance = request.guidance.unwrap_or(info.default_guidance);
+        if !guidance.is_finite() {
+            return Err(invalid(format!(
+                "guidance is {guidance}, it must be a finite number"
+            )));
+        }
+        let sampler = self.sampler_name(request)?.to_owned();
+        let resolved = Resolved {
+            width,
+            height,
+            n_steps,
+            guidance,
+            seed: request.seed,
+            sampler,
+            warnings: Vec::new(),
+        };
+        self.schedule(request, &resolved)?;
+        self.text_options(request)?;
+        self.given_latents(request, &resolved)?;
+        Ok(resolved)
+    }
+
+    /// A width or height on the grid.
+    fn side(&self, name: &str, px: u32) -> Result<u32, Failure> {
+        let info = &self.parts.info;
+        let (grid, most) = (info.grid_px, info.max_side_px);
+        if px > most {
+            return Err(invalid(format!(
+                "{name} is {px}, this model makes at most {most}"
+            )));
+        }
+        let (factor, min_side) = (self.parts.latents.factor, self.parts.latents.min_side);
+        let least = u32::try_from(min_side * factor).map_or(most, |px| px.next_multiple_of(grid));
+        if 0 < px && px < least && px.is_multiple_of(grid) {
+            return Err(invalid(format!(
+                "{name} is {px}, this model makes at least {least}"
+            )));
+        }
+        if px == 0 || !px.is_multiple_of(grid) {
+            let below = px / grid * grid;
+            let near = match (below, below + grid) {
+                (0, above) => above.to_string(),
+                (below, above) if above > most => below.to_string(),
+                (below, above) => format!("{below} or {above}"),
+            };
+            return Err(invalid(format!(
+                "{name} is {px}, it must be a multiple of {grid}: {near} would do"
+            )));
+        }
+        Ok(px)
+    }
+
+    /// What the request names, or the checkpoint's own.
+    fn sampler_name<'a>(&'a self, request: &'a GenerateRequest) -> Result<&'a str, Failure> {
+        let samplers = &self.parts.info.samplers;
+        match (&request.sampler, &self.parts.foreign_scheduler) {
+            (Some(name), _) => Ok(name),
+            (None, None) => Ok(samplers.first().map_or("", String::as_str)),
+            (None, Some(class)) => Err(invalid(format!(
+                "this model's own scheduler {class} is not supported yet by this version; name a sampler: {}",
+                samplers.join(" or ")
+            ))),
+        }
+    }
+
+    fn sampler(&self, name: &str) -> Result<&dyn Sampler, Failure> {
+        let samplers = &self.parts.samplers;
+        match samplers.iter().find(|sampler| sampler.name() == name) {
+            Some(sampler) => Ok(&**sampler),
+            None => Err(invalid(format!(
+                "sampler {name:?} is unknown, this model takes {}",
+                self.parts.info.samplers.join(", ")
+            ))),
+        }
+    }
+
+    pub(super) fn schedule(
+        &self,
+        request: &GenerateRequest,
+        resolved: &Resolved,
+    ) -> Result<Schedule, Failure> {
+        let _ = request;
+        let shape = self.latents_shape(resolved);
+        let ask = Ask {
+            n_steps: resolved.n_steps as usize,
+            sigmas: None,
+            n_tokens: shape.n_frames * shape.h * shape.w / self.parts.latents.patch_area(),
+            strength: None,
+        };
+        let schedule = self.sampler(&resolved.sampler)?.schedule(&ask);
+        schedule.map_err(|error| invalid(error.to_string()))
+    }
+
+    pub(super) fn text_options(&self, request: &GenerateRequest) -> Result<TextOptions, Failure> {
+        let clip_skip = request.clip_skip.unwrap_or(0) as usize;
+        let most = self.parts.conditioner.max_clip_skip();
+        if clip_skip > most {
+            return Err(invalid(format!(
+                "clip_skip is {clip_skip}, this model has layers for at most {most}"
+            )));
+        }
+        Ok(TextOptions {
+            max_sequence_length: self.max_sequence_length(request)?,
+            clip_skip,
+        })
+    }
+
+    fn max_sequence_length(&self, request: &GenerateRequest) -> Result<usize, Failure> {
+        let Some((default, most)) = self.parts.max_sequence_length else {
+            return match request.max_sequence_length {
+                None => Ok(0),
+                Some(given) => Err(invalid(format!(
+                    "max_sequence_length is {given}, this model has no text encoder whose length can be chosen"
+                ))),
+            };
+        };
+        match request.max_sequence_length.unwrap_or(default) {
+            0 => Err(invalid(
+                "max_sequence_length is 0, it must be at least 1".to_owned(),
+            )),
+            given if given > most => Err(invalid(format!(
+                "max_sequence_length is {given}, this model takes at most {most}"
+            ))),
+            given => Ok(given as usize),
+        }
+    }
+
+    pub(super) fn latents_shape(&self, resolved: &Resolved) -> LatentsShape {
+        let layout = self.parts.latents;
+        let [h, w] = [resolved.height, resolved.width].map(|px| px as usize / layout.factor);
+        LatentsShape {
+            n_frames: 1,
+            h,
+            w,
+            c: layout.n_channels,
+        }
+    }
+
+    /// The request's own latents, as the loop holds them.
+    pub(super) fn given_latents(
+        &self,
+        request: &GenerateRequest,
+        resolved: &Resolved,
+    ) -> Result<Option<Vec<f32>>, Failure> {
+        let Some(given) = &request.latents else {
+            return Ok(None);
+        };
+        let shape = self.latents_shape(resolved);
+        let layout = self.parts.latents.given;
+        let expected = layout.dims(&shape);
+        if given.shape != expected || !given.is_consistent() {
+            return Err(invalid(format!(
+                "latents have shape {:?} with {} bytes, a picture of {}x{} needs {expected:?} of 4 bytes each",
+                given.shape,
+                given.data.len(),
+                resolved.width,
+                resolved.height
+            )));
+        }
+        let values = given
+            .to_f32()
+            .ok_or_else(|| invalid(format!("latents are {:?}, they must be f32", given.dtype)))?;
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(invalid("latents hold NaN or infinity".to_owned()));
+        }
+        Ok(Some(layout.to_loop(&values, &shape)))
+    }
+
+    /// Whether predictions for the negative prompt are computed.
+    pub(super) fn is_guided(&self, request: &GenerateRequest, guidance: f32) -> bool {
+        match self.parts.guidance {
+            GuidanceRule::Classic => guidance > 1.0,
+            GuidanceRule::Offset => guidance > 0.0,
+            GuidanceRule::NormPreserving { .. } => guidance > 1.0 && request.negative_prompt.is_some(),
+            GuidanceRule::Embedded | GuidanceRule::None => false,
+        }
+    }
+
+    /// Ids of the prompt and, with guidance, of the negative prompt.
+    pub(super) fn tokenize(
+        &self,
+        request: &GenerateRequest,
+        guidance: f32,
+        options: TextOptions,
+    ) -> Result<(Tokenized, Option<Tokenized>), Failure> {
+        let tokenize = |text: &str, what| {
+            let tokenized = self.parts.conditioner.tokenize(text, what, options, &[]);
+            tokenized.map_err(invalid)
+        };
+        let prompt = tokenize(&request.prompt, "prompt")?;
+        if !self.is_guided(request, guidance) {
+            return Ok((prompt, None));
+        }
+        let negative = Tokenized {
+            is_absent: request.negative_prompt.is_none(),
+            ..tokenize(
+                request.negative_prompt.as_deref().unwrap_or_default(),
+                "negative prompt",
+            )?
+        };
+        Ok((prompt, Some(negative)))
+    }
+}
