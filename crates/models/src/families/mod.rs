@@ -1,5 +1,6 @@
 //! The family table: which pipeline class is made of which components, with which defaults.
 
+mod components;
 mod sd;
 mod sd3;
 

@@ -8,6 +8,9 @@ use denoised_nn::{
 };
 use denoised_tensor::{Activation, DType, Tensor};
 
+/// Tensors that older files bring and nothing reads: the numbers from 0.
+pub(crate) const UNREAD_NAMES: [&str; 2] = ["embeddings.position_ids", "text_model.embeddings.position_ids"];
+
 /// Widths and switches, as `config.json` says.
 #[derive(Clone, Debug)]
 pub(crate) struct ClipConfig {

@@ -13,10 +13,10 @@ mod files;
 mod sentencepiece;
 mod t5_files;
 
-pub(crate) use clip::{ClipConfig, ClipEncoder, ClipText};
+pub(crate) use clip::{ClipConfig, ClipEncoder, ClipText, UNREAD_NAMES as CLIP_UNREAD_NAMES};
 pub(crate) use t5::{T5Config, T5Encoder};
 pub(crate) use t5_tokenizer::T5Tokenizer;
-pub(crate) use tokenizer::ClipTokenizer;
+pub(crate) use tokenizer::{ClipTokenizer, Fitted};
 
 /// Keys that transformers writes into every `config.json` and that change nothing of what a text encoder computes.
 const TRANSFORMERS_KEYS_WITHOUT_EFFECT: &[&str] = &[

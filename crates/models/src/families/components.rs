@@ -1,0 +1,248 @@
+//! What opening a family's checkpoint has in common: components by class, whether they fit each other, their weights.
+//!
+//! Knows nothing of what any network computes.
+
+use super::expect_class;
+use crate::{
+    ModelError,
+    conditioning::{Tokenized, cut_warning},
+    parts::{Opened, Parts},
+    text::{
+        CLIP_UNREAD_NAMES, ClipConfig, ClipEncoder, ClipText, ClipTokenizer, Fitted, T5Config, T5Encoder,
+        T5Tokenizer,
+    },
+    vae::{Decoder, Encoder, KL_UNREAD_NAMES, KlConfig, KlDecoder},
+};
+use denoised_checkpoint::{Config, Folder, Weights};
+use denoised_nn::{Ctx, Declare, Result, Scope};
+use denoised_tensor::Tensor;
+use denoised_types::ModelInfo;
+
+const CLIP_TOKENIZERS: [&str; 2] = ["CLIPTokenizer", "CLIPTokenizerFast"];
+const T5_TOKENIZERS: [&str; 2] = ["T5Tokenizer", "T5TokenizerFast"];
+
+/// The configuration of `component`, whose class must be one of `classes`; `role` is what it is for, in messages.
+pub(super) fn config(
+    folder: &Folder,
+    component: &str,
+    role: &'static str,
+    classes: &[&str],
+) -> std::result::Result<Config, ModelError> {
+    expect_class(folder, component, role, classes)?;
+    Ok(folder.config(component)?)
+}
+
+/// The configuration of an `AutoencoderKL`.
+pub(super) fn kl(folder: &Folder) -> std::result::Result<KlConfig, ModelError> {
+    KlConfig::read(&config(folder, "vae", "autoencoder", &["AutoencoderKL"])?)
+}
+
+/// CLIP's tokenizer in the folder `component`.
+pub(super) fn clip_tokenizer(
+    folder: &Folder,
+    component: &str,
+) -> std::result::Result<ClipTokenizer, ModelError> {
+    expect_class(folder, component, "tokenizer", &CLIP_TOKENIZERS)?;
+    ClipTokenizer::open(folder, component)
+}
+
+/// T5's tokenizer in the folder `component`.
+pub(super) fn t5_tokenizer(folder: &Folder, component: &str) -> std::result::Result<T5Tokenizer, ModelError> {
+    expect_class(folder, component, "tokenizer", &T5_TOKENIZERS)?;
+    T5Tokenizer::open(folder, component)
+}
+
+/// Components that do not fit each other.
+pub(super) fn unfit(folder: &Folder, problem: String) -> ModelError {
+    ModelError::Unfit {
+        path: folder.path().to_owned(),
+        problem,
+    }
+}
+
+/// Refuses two numbers that differ; what is said of each ends where its number follows: `("channels of the text encoder:", 768)`.
+pub(super) fn expect_equal(
+    folder: &Folder,
+    (one, n_one): (&str, usize),
+    (other, n_other): (&str, usize),
+) -> std::result::Result<(), ModelError> {
+    if n_one == n_other {
+        return Ok(());
+    }
+    Err(unfit(
+        folder,
+        format!("{one} {n_one}, {other} {n_other}; they must be equal"),
+    ))
+}
+
+/// Refuses a tokenizer with ids that its text encoder has no embedding for.
+pub(super) fn expect_vocabulary(
+    folder: &Folder,
+    (tokenizer, max_id): (&str, u32),
+    (encoder, vocab_size): (&str, usize),
+) -> std::result::Result<(), ModelError> {
+    if (max_id as usize) < vocab_size {
+        return Ok(());
+    }
+    Err(unfit(
+        folder,
+        format!("the {tokenizer} has the id {max_id}, the {encoder} knows {vocab_size}"),
+    ))
+}
+
+/// Refuses more tokens than a text encoder has positions for.
+pub(super) fn expect_positions(
+    folder: &Folder,
+    (tokenizer, n_tokens): (&str, usize),
+    (encoder, n_positions): (&str, usize),
+) -> std::result::Result<(), ModelError> {
+    if n_tokens <= n_positions {
+        return Ok(());
+    }
+    Err(unfit(
+        folder,
+        format!("the {tokenizer} makes {n_tokens} tokens, the {encoder} takes {n_positions}"),
+    ))
+}
+
+/// Sizes of the pictures of a family.
+pub(super) struct Sizes {
+    /// Width and height are multiples of this.
+    pub(super) grid: usize,
+    /// Width and height when none are asked for.
+    pub(super) default: (usize, usize),
+    pub(super) max_side: usize,
+}
+
+/// What is said of a model. Its samplers and the bytes of its files are filled in by [`Loading::finish`].
+pub(super) fn model_info(family: &str, sizes: &Sizes, n_steps: u32, guidance: f32) -> ModelInfo {
+    let px = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    ModelInfo {
+        family: family.to_owned(),
+        grid_px: px(sizes.grid),
+        default_size: (px(sizes.default.0), px(sizes.default.1)),
+        max_side_px: px(sizes.max_side),
+        default_n_steps: n_steps,
+        default_guidance: guidance,
+        samplers: Vec::new(),
+        checkpoint_bytes: 0,
+    }
+}
+
+/// The weights of a checkpoint while networks declare which of them they need.
+pub(super) struct Loading {
+    weights: Weights,
+    declare: Declare,
+    unread: Vec<String>,
+}
+
+impl Loading {
+    /// Opens the weight files of `components`; one that has none is refused with the names of the files that were expected.
+    pub(super) fn open(folder: &Folder, components: &[&str]) -> std::result::Result<Self, ModelError> {
+        let weights = folder.weights(components)?;
+        Ok(Self {
+            declare: Declare::new(weights.names()),
+            weights,
+            unread: Vec::new(),
+        })
+    }
+
+    /// The place of a component's tensors.
+    pub(super) fn at(&mut self, component: &str) -> Scope<'_> {
+        self.declare.at(&format!("{component}/"))
+    }
+
+    /// Tensors of a component that no network needs; an entry may end with `*` for any text.
+    pub(super) fn ignore(&mut self, component: &str, names: impl IntoIterator<Item = impl AsRef<str>>) {
+        let full = |name: &str| format!("{component}/{name}");
+        self.unread
+            .extend(names.into_iter().map(|name| full(name.as_ref())));
+    }
+
+    /// CLIP without projection.
+    pub(super) fn clip(&mut self, component: &str, config: &ClipConfig) -> ClipEncoder {
+        self.ignore(component, CLIP_UNREAD_NAMES);
+        ClipEncoder::new(&mut self.at(component), config)
+    }
+
+    /// CLIP with projection.
+    pub(super) fn clip_text(&mut self, component: &str, config: &ClipConfig) -> ClipText {
+        self.ignore(component, CLIP_UNREAD_NAMES);
+        ClipText::new(&mut self.at(component), config)
+    }
+
+    /// T5's encoder.
+    pub(super) fn t5(&mut self, component: &str, config: T5Config) -> T5Encoder {
+        self.ignore(component, T5Encoder::UNREAD_NAMES);
+        T5Encoder::new(&mut self.at(component), config)
+    }
+
+    /// Both halves of an `AutoencoderKL`, the first if the files have it.
+    pub(super) fn kl(&mut self, config: &KlConfig) -> Autoencoder {
+        self.ignore("vae", KL_UNREAD_NAMES);
+        Autoencoder {
+            encoder: None,
+            decoder: Box::new(KlDecoder::new(&mut self.at("vae"), config)),
+        }
+    }
+
+    /// Compares what was declared with the files, and finishes what `parts` say of themselves.
+    pub(super) fn finish(self, mut parts: Parts) -> std::result::Result<Opened, ModelError> {
+        let specs = self.declare.finish();
+        let unread: Vec<&str> = self.unread.iter().map(String::as_str).collect();
+        self.weights.check(&specs, &unread)?;
+        let info = &mut parts.info;
+        info.samplers = parts
+            .samplers
+            .iter()
+            .map(|sampler| sampler.name().to_owned())
+            .collect();
+        info.checkpoint_bytes = self.weights.total_bytes();
+        Ok(Opened {
+            parts,
+            specs,
+            weights: self.weights,
+        })
+    }
+}
+
+/// Pictures to latents and back.
+pub(super) struct Autoencoder {
+    pub(super) encoder: Option<Box<dyn Encoder>>,
+    pub(super) decoder: Box<dyn Decoder>,
+}
+
+/// Who reads at most how many tokens of a text, for warnings.
+#[derive(Clone, Copy)]
+pub(super) struct Reader<'a> {
+    /// Name of the text, e.g. `prompt`.
+    pub(super) what: &'a str,
+    /// Name of the encoder.
+    pub(super) reader: &'a str,
+    pub(super) n_tokens: usize,
+}
+
+/// Adds the ids of one more tokenizer, and a warning if the text was cut and none of the same reader says so.
+pub(super) fn push_ids(tokenized: &mut Tokenized, raw: Vec<u32>, fitted: Fitted, reader: Reader<'_>) {
+    let Reader {
+        what,
+        reader,
+        n_tokens,
+    } = reader;
+    if let Some(cut) = fitted.cut {
+        let warning = cut_warning(what, raw.len(), reader, n_tokens, &cut);
+        let is_said = format!("tokens, {reader} reads");
+        if !tokenized.warnings.iter().any(|said| said.contains(&is_said)) {
+            tokenized.warnings.push(warning);
+        }
+    }
+    tokenized.raw.push(raw);
+    tokenized.fitted.push(fitted.ids);
+}
+
+/// Copies `x` `[.., width]` to the columns of `out` that begin at `column`.
+pub(super) fn copy_columns(ctx: &Ctx<'_>, x: &Tensor, out: &Tensor, column: usize) -> Result<()> {
+    let last_idx = out.dims().len() - 1;
+    ctx.backend
+        .copy(x, &out.narrow(last_idx, column, x.dim(last_idx))?)
+}
