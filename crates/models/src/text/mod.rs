@@ -13,6 +13,11 @@ mod files;
 mod sentencepiece;
 mod t5_files;
 
+pub(crate) mod clean;
+
+#[cfg(test)]
+mod tables;
+
 pub(crate) use clip::{ClipConfig, ClipEncoder, ClipText, UNREAD_NAMES as CLIP_UNREAD_NAMES};
 pub(crate) use t5::{T5Config, T5Encoder};
 pub(crate) use t5_tokenizer::T5Tokenizer;

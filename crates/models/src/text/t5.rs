@@ -1,7 +1,9 @@
-//! transformers' `T5EncoderModel`: T5 with plain ReLU layers, T5 v1.1 with gated ones.
+//! transformers' `T5EncoderModel` and `UMT5EncoderModel`: T5 with plain ReLU layers, T5 v1.1 and UMT5 with gated ones.
 //!
-//! R1. Scores are not scaled; what a query thinks of a distance is added, the same in every block (its table is in block 0).
-//! R2. Every token sees every token, padding included: diffusers gives no mask for the families here.
+//! R1. Scores are not scaled; what a query thinks of a distance is added: in T5 the same in every block (its table is in block 0), in
+//!     UMT5 each block has a table of its own.
+//! R2. Every token sees the first `n_seen` tokens: all of them, padding included, where diffusers gives no mask; those of the text where
+//!     it does. What a token becomes does not depend on tokens that are not seen, so that padding can be left out altogether then.
 
 use super::TRANSFORMERS_KEYS_WITHOUT_EFFECT;
 use crate::ModelError;
@@ -19,9 +21,12 @@ const KEYS_WITHOUT_EFFECT: &[&str] = &[
     "n_positions",
     "num_decoder_layers",
     "output_past",
+    // Written for UMT5; transformers has no such switch.
+    "scalable_attention",
     "scale_decoder_outputs",
     "task_specific_params",
     "tie_word_embeddings",
+    "tokenizer_class",
     "use_cache",
     // What transformers derives from `feed_forward_proj` and overwrites when it reads it.
     "dense_act_fn",
@@ -39,6 +44,8 @@ pub(crate) struct T5Config {
     head_dim: usize,
     activation: Activation,
     is_gated: bool,
+    /// UMT5: a table of distances in every block.
+    has_own_distances: bool,
     n_buckets: usize,
     max_distance: usize,
     eps: f32,
@@ -50,9 +57,12 @@ impl T5Config {
     /// # Errors
     /// A value that is not carried out here, or a key that is unknown.
     pub(crate) fn read(config: &Config) -> Result<Self, ModelError> {
-        config.only("model_type", &["t5".into()])?;
+        config.only("model_type", &["t5".into(), "umt5".into()])?;
         config.only("is_decoder", &[false.into()])?;
-        let projection = config.str_or("feed_forward_proj", "relu")?;
+        let is_umt5 = config.str_or("model_type", "t5")? == "umt5";
+        let of = |t5, umt5| if is_umt5 { umt5 } else { t5 };
+        let default_projection = if is_umt5 { "gated-gelu" } else { "relu" };
+        let projection = config.str_or("feed_forward_proj", default_projection)?;
         let (is_gated, function) = match projection.strip_prefix("gated-") {
             Some(function) => (true, function),
             None => (false, projection),
@@ -70,14 +80,15 @@ impl T5Config {
             }
         };
         let read = Self {
-            vocab_size: config.usize_or("vocab_size", 32128)?,
+            vocab_size: config.usize_or("vocab_size", of(32128, 250_112))?,
             n_channels: config.usize_or("d_model", 512)?,
-            n_inner: config.usize_or("d_ff", 2048)?,
-            n_layers: config.usize_or("num_layers", 6)?,
-            n_heads: config.usize_or("num_heads", 8)?,
+            n_inner: config.usize_or("d_ff", of(2048, 1024))?,
+            n_layers: config.usize_or("num_layers", of(6, 8))?,
+            n_heads: config.usize_or("num_heads", of(8, 6))?,
             head_dim: config.usize_or("d_kv", 64)?,
             activation,
             is_gated,
+            has_own_distances: is_umt5,
             n_buckets: config.usize_or("relative_attention_num_buckets", 32)?,
             max_distance: config.usize_or("relative_attention_max_distance", 128)?,
             eps: config.f64_or("layer_norm_epsilon", 1e-6)? as f32,
@@ -111,8 +122,6 @@ impl T5Config {
 #[derive(Debug)]
 pub(crate) struct T5Encoder {
     tokens: Embedding,
-    /// `[n_buckets, n_heads]`.
-    distances: Embedding,
     blocks: Vec<Block>,
     final_norm: Norm,
     config: T5Config,
@@ -120,6 +129,8 @@ pub(crate) struct T5Encoder {
 
 #[derive(Debug)]
 struct Block {
+    /// `[n_buckets, n_heads]`; without it, that of the block before counts.
+    distances: Option<Embedding>,
     norm1: Norm,
     qkv: Linear,
     out: Linear,
@@ -143,53 +154,72 @@ impl T5Encoder {
         };
         let tokens = Embedding::new(&mut root.at(tokens), config.vocab_size, n);
         let mut encoder = root.at("encoder");
-        let distances = Embedding::new(
-            &mut encoder.at("block.0.layer.0.SelfAttention.relative_attention_bias"),
-            config.n_buckets,
-            config.n_heads,
-        );
         let blocks = (0..config.n_layers)
-            .map(|block_idx| Block::new(&mut encoder.at(format_args!("block.{block_idx}.layer")), &config))
+            .map(|block_idx| {
+                let has_distances = block_idx == 0 || config.has_own_distances;
+                let mut layers = encoder.at(format_args!("block.{block_idx}.layer"));
+                Block::new(&mut layers, &config, has_distances)
+            })
             .collect();
         let final_norm = Norm::new(&mut encoder.at("final_layer_norm"), &config);
         Self {
             tokens,
-            distances,
             blocks,
             final_norm,
             config,
         }
     }
 
-    /// Encodes one text of any number of ids; `[1, tokens, n_channels]`.
+    /// Encodes one text of any number of ids, all of which see each other; `[1, tokens, n_channels]`.
     ///
     /// # Errors
     /// The device's.
     pub(crate) fn forward(&self, ctx: &Ctx<'_>, ids: &[u32]) -> Result<Tensor> {
-        let id_tensor = upload_i32(ctx, ids.iter().copied(), &[1, ids.len()])?;
+        self.forward_seen(ctx, ids, ids.len())
+    }
+
+    /// As [`T5Encoder::forward`], but only the first `n_seen` tokens are seen (by all): what transformers makes of a text with a mask of
+    /// its padding.
+    ///
+    /// # Errors
+    /// The device's, or an `n_seen` that is not in `1..=ids.len()`.
+    pub(crate) fn forward_seen(&self, ctx: &Ctx<'_>, ids: &[u32], n_seen: usize) -> Result<Tensor> {
+        let n_tokens = ids.len();
+        let id_tensor = upload_i32(ctx, ids.iter().copied(), &[1, n_tokens])?;
         let x = self.tokens.forward(ctx, &id_tensor)?;
-        let bias = self.position_bias(ctx, ids.len())?;
+        let buckets = self.buckets(ctx, n_tokens, n_seen)?;
+        let mut bias = None;
         for block in &self.blocks {
-            block.forward(ctx, &self.config, &x, &bias)?;
+            if let Some(distances) = &block.distances {
+                // The one before goes first: in a long text it is large.
+                drop(bias.take());
+                bias = Some(self.position_bias(ctx, distances, &buckets)?);
+            }
+            block.forward(ctx, &self.config, &x, bias.as_ref(), n_seen)?;
         }
         self.final_norm.forward(ctx, &x)
     }
 
-    /// What is added to the scores: f32 `[1, n_heads, n_tokens, n_tokens]`.
-    fn position_bias(&self, ctx: &Ctx<'_>, n_tokens: usize) -> Result<Tensor> {
+    /// Row of the table of distances for each query and each key that is seen: i32 `[1, n_tokens, n_seen]`.
+    fn buckets(&self, ctx: &Ctx<'_>, n_tokens: usize, n_seen: usize) -> Result<Tensor> {
         let (n_buckets, max_distance) = (self.config.n_buckets, self.config.max_distance);
         // Of the distances `1 - n_tokens..n_tokens`.
         let buckets: Vec<u32> = (0..2 * n_tokens - 1)
             .map(|idx| bucket(idx as i64 - (n_tokens as i64 - 1), n_buckets, max_distance))
             .collect();
         let of_pairs = (0..n_tokens)
-            .flat_map(|query| buckets[n_tokens - 1 - query..][..n_tokens].iter())
+            .flat_map(|query| buckets[n_tokens - 1 - query..].iter().take(n_seen))
             .copied();
-        let ids = upload_i32(ctx, of_pairs, &[1, n_tokens, n_tokens])?;
-        let by_pair = self.distances.forward(ctx, &ids)?;
+        upload_i32(ctx, of_pairs, &[1, n_tokens, n_seen])
+    }
+
+    /// What is added to the scores: f32 `[1, n_heads, n_tokens, n_seen]`.
+    fn position_bias(&self, ctx: &Ctx<'_>, distances: &Embedding, buckets: &Tensor) -> Result<Tensor> {
+        let by_pair = distances.forward(ctx, buckets)?;
+        let [n_tokens, n_seen] = [by_pair.dim(1), by_pair.dim(2)];
         let bias = ctx
             .backend
-            .alloc(&[1, self.config.n_heads, n_tokens, n_tokens], by_pair.dtype())?;
+            .alloc(&[1, self.config.n_heads, n_tokens, n_seen], by_pair.dtype())?;
         ctx.backend.permute(&by_pair, &[0, 3, 1, 2], &bias)?;
         if bias.dtype() == DType::F32 {
             return Ok(bias);
@@ -201,10 +231,14 @@ impl T5Encoder {
 }
 
 impl Block {
-    fn new(layers: &mut Scope<'_>, config: &T5Config) -> Self {
+    fn new(layers: &mut Scope<'_>, config: &T5Config, has_distances: bool) -> Self {
         let (n, n_attention) = (config.n_channels, config.n_heads * config.head_dim);
         let mut first = layers.at(0);
         let mut attention = first.at("SelfAttention");
+        let distances = has_distances.then(|| {
+            let mut scope = attention.at("relative_attention_bias");
+            Embedding::new(&mut scope, config.n_buckets, config.n_heads)
+        });
         let qkv = Linear::fused(&mut attention, &["q", "k", "v"], n, 3 * n_attention, false);
         let out = Linear::without_bias(&mut attention.at("o"), n_attention, n);
         let norm1 = Norm::new(&mut first.at("layer_norm"), config);
@@ -218,6 +252,7 @@ impl Block {
         let wo = Linear::without_bias(&mut dense.at("wo"), config.n_inner, n);
         let norm2 = Norm::new(&mut second.at("layer_norm"), config);
         Self {
+            distances,
             norm1,
             qkv,
             out,
@@ -228,15 +263,23 @@ impl Block {
     }
 
     /// In place.
-    fn forward(&self, ctx: &Ctx<'_>, config: &T5Config, x: &Tensor, bias: &Tensor) -> Result<()> {
+    fn forward(
+        &self,
+        ctx: &Ctx<'_>,
+        config: &T5Config,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        n_seen: usize,
+    ) -> Result<()> {
         let h = self.norm1.forward(ctx, x)?;
         let [q, k, v] = split(&self.qkv.forward(ctx, &h, After::default())?)?;
+        let [k, v] = [k.narrow(1, 0, n_seen)?, v.narrow(1, 0, n_seen)?];
         let spec = AttentionSpec {
             n_heads: config.n_heads,
             n_kv_heads: config.n_heads,
             scale: 1.0,
             is_causal: false,
-            bias: Some(bias),
+            bias,
         };
         let h = ctx.alloc(q.dims())?;
         ctx.backend.attention(&q, &k, &v, &spec, &h)?;
@@ -306,98 +349,35 @@ fn upload_i32(ctx: &Ctx<'_>, values: impl Iterator<Item = u32>, dims: &[usize]) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use denoised_cpu::{CpuBackend, CpuOptions};
-    use denoised_nn::Declare;
-    use denoised_tensor::{Backend, PrepareInput, SourceDType, SourceError, SourceTensor, WeightSource};
-    use serde_json::Value;
-    use std::{borrow::Cow, fs, path::Path};
+    use crate::text::tables::{TestModel, config_of, ids_of, numbers, relative_error, table};
 
     // `tests/tables/make_t5_encoder.py`.
-    fn table() -> Value {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tables/t5_encoder.json");
-        serde_json::from_str(&fs::read_to_string(path).expect("the table is part of the crate"))
-            .expect("JSON")
-    }
-
-    fn config_of(value: &Value) -> Config {
-        let map = value.as_object().expect("an object").clone();
-        Config::new(Path::new("config.json"), map)
-    }
-
-    fn numbers(value: &Value) -> Vec<f64> {
-        let list = value.as_array().expect("a list").iter();
-        list.map(|number| number.as_f64().expect("a number")).collect()
-    }
-
-    /// The weights of a case, by name.
-    struct Weights<'a>(&'a Value);
-
-    impl WeightSource for Weights<'_> {
-        fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
-            let shape = &self.0[name]["shape"];
-            if shape.is_null() {
-                return Err(SourceError(format!("there is no {name}")));
-            }
-            let shape = numbers(shape).into_iter().map(|extent| extent as usize);
-            Ok((SourceDType::BF16, shape.collect()))
-        }
-
-        fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
-            let (dtype, shape) = self.layout(name)?;
-            let digits = self.0[name]["bf16"].as_str().expect("digits");
-            let bits = (0..digits.len() / 4).map(|idx| &digits[4 * idx..][..4]);
-            let bits = bits.map(|four| u16::from_str_radix(four, 16).expect("hexadecimal"));
-            Ok(SourceTensor {
-                dtype,
-                shape,
-                bytes: Cow::Owned(bits.flat_map(u16::to_le_bytes).collect()),
-            })
-        }
-    }
+    const TABLE: &str = "t5_encoder.json";
 
     #[test]
     fn hidden_states_are_transformers_hidden_states() {
-        for case in table()["cases"].as_array().expect("cases") {
-            let weights = Weights(&case["weights"]);
-            let names = case["weights"].as_object().expect("weights").keys().cloned();
-            let mut declare = Declare::new(names);
+        let mut worst: f64 = 0.0;
+        for case in table(TABLE)["cases"].as_array().expect("cases") {
             let config = T5Config::read(&config_of(&case["config"])).expect("a configuration");
-            let encoder = T5Encoder::new(&mut declare.at(""), config);
-            let backend = CpuBackend::new(CpuOptions {
-                n_threads: 1,
-                ..CpuOptions::default()
-            });
-            let backend = backend.expect("a backend of one thread");
-            let input = PrepareInput::Build(&weights);
-            let prepared = backend.prepare(&declare.finish(), input, &mut |_, _| {});
-            let ctx = Ctx {
-                backend: &backend,
-                weights: &prepared.expect("the weights are prepared").weights,
-                dtype: DType::F32,
-            };
-            let outputs = case["outputs"].as_array().expect("a list");
-            for (ids, output) in case["ids"].as_array().expect("a list").iter().zip(outputs) {
-                let ids: Vec<u32> = numbers(ids).into_iter().map(|id| id as u32).collect();
-                let hidden = encoder.forward(&ctx, &ids).expect("a forward");
-                let ours = ctx.download_f32(&hidden).expect("its numbers");
-                let theirs = numbers(output);
-                assert_eq!(ours.len(), theirs.len());
-                let square = |x: f64| x * x;
-                let difference: f64 = ours
-                    .iter()
-                    .zip(&theirs)
-                    .map(|(a, b)| square(f64::from(*a) - b))
-                    .sum();
-                let norm: f64 = theirs.iter().copied().map(square).sum();
-                let error = (difference / norm).sqrt();
-                assert!(error < 2e-6, "{error:e} with {}", case["config"]);
+            let model = TestModel::new(&case["weights"], |scope| T5Encoder::new(scope, config));
+            for run in case["runs"].as_array().expect("a list") {
+                let ids = ids_of(&run["ids"]);
+                let n_seen = run["n_seen"].as_u64().expect("a number") as usize;
+                let ours = model.run(|encoder, ctx| encoder.forward_seen(ctx, &ids, n_seen));
+                let theirs = numbers(&run["output"]);
+                worst = worst.max(relative_error(&ours, &theirs));
+                // Without the padding, what remains is the same.
+                let ours = model.run(|encoder, ctx| encoder.forward(ctx, &ids[..n_seen]));
+                let n_values = theirs.len() / ids.len() * n_seen;
+                worst = worst.max(relative_error(&ours, &theirs[..n_values]));
             }
         }
+        assert!(worst < 2e-6, "{worst:e}");
     }
 
     #[test]
     fn buckets_are_transformers_buckets() {
-        for row in table()["buckets"].as_array().expect("a list") {
+        for row in table(TABLE)["buckets"].as_array().expect("a list") {
             let [n_buckets, max_distance] = [0, 1].map(|idx| row[idx].as_u64().expect("a number") as usize);
             let theirs = numbers(&row[2]).into_iter().map(|bucket| bucket as u32);
             let ours = (-600..=600).map(|distance| bucket(distance, n_buckets, max_distance));
@@ -408,7 +388,7 @@ mod tests {
     #[test]
     fn configurations_that_are_not_carried_out_are_refused_by_name() {
         for (config, word) in [
-            (r#"{"model_type": "umt5"}"#, "model_type"),
+            (r#"{"model_type": "mt5"}"#, "model_type"),
             (r#"{"is_decoder": true}"#, "is_decoder"),
             (r#"{"feed_forward_proj": "gated-tanh"}"#, "feed_forward_proj"),
             (
