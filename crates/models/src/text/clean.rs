@@ -11,10 +11,12 @@ const ENTITIES: &str = include_str!("html_entities.txt");
 /// Longest run behind `&` that is looked up, in characters, without its semicolon.
 const NAME_LIMIT_CHARS: usize = 32;
 
-/// Wan's: HTML's escapes undone (twice, then twice again), white space to single spaces.
+/// Wan's: HTML's escapes undone twice, white space to single spaces.
 pub(crate) fn clean_wan(text: &str) -> String {
-    let once = |text: &str| collapse(&unescape(&unescape(text)));
-    once(&once(text))
+    let text = unescape(&unescape(text));
+    // The regular expression of white space does not take for it all that the trimming at the ends does.
+    let collapsed = collapse(text.trim_matches(is_space));
+    collapsed.trim_matches(is_space).to_owned()
 }
 
 /// PixArt's, without `clean_caption`: lower case, no white space around.
@@ -22,14 +24,23 @@ pub(crate) fn clean_pixart(text: &str) -> String {
     text.to_lowercase().trim_matches(is_space).to_owned()
 }
 
-/// What Python takes for white space.
+/// What Python's `strip` takes for white space.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
+/// Runs of white space to one space each.
 fn collapse(text: &str) -> String {
-    let words: Vec<&str> = text.split(is_space).filter(|word| !word.is_empty()).collect();
-    words.join(" ")
+    let mut out = String::with_capacity(text.len());
+    let mut in_space = false;
+    for c in text.chars() {
+        let is_space = c.is_whitespace();
+        if !(is_space && in_space) {
+            out.push(if is_space { ' ' } else { c });
+        }
+        in_space = is_space;
+    }
+    out
 }
 
 /// Python's `html.unescape`.

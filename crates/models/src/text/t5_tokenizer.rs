@@ -136,7 +136,12 @@ impl T5Tokenizer {
 
     /// Cuts or pads what [`T5Tokenizer::encode`] gave to `len >= 1` ids.
     pub(crate) fn fit(&self, ids: &[u32], len: usize) -> Fitted {
-        Fitted::new(ids, len, self.eos, self.pad, |cut| self.decode(cut))
+        self.cut(ids, len).padded(len, self.pad)
+    }
+
+    /// As [`T5Tokenizer::fit`] without the padding, for encoders that are not shown it.
+    pub(crate) fn cut(&self, ids: &[u32], len: usize) -> Fitted {
+        Fitted::new(ids, len, self.eos, |cut| self.decode(cut))
     }
 
     /// Text of ids, for messages.
@@ -342,6 +347,8 @@ mod tests {
         // Capital letters are not in this vocabulary.
         assert!(cut.ends_with("d the <unk>"), "{cut}");
         assert_eq!(tokenizer.fit(&ids, ids.len()).cut, None);
+        assert_eq!(tokenizer.cut(&ids, 10), tokenizer.fit(&ids, 10));
+        assert_eq!(tokenizer.cut(&ids, ids.len() + 5).ids, ids);
         assert_eq!(tokenizer.fit(&ids, 1).ids, [1]);
     }
 

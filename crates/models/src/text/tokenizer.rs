@@ -59,40 +59,38 @@ struct Special {
     id: u32,
 }
 
-/// Ids of one length for a text encoder.
+/// Ids for a text encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fitted {
-    /// Begin, text, end, then padding.
+    /// Begin, text, end, then padding if there is any.
     pub(crate) ids: Vec<u32>,
     /// The part of the text that did not fit.
     pub(crate) cut: Option<String>,
 }
 
 impl Fitted {
-    /// Pads `ids`, the last of which is `eos`, to `len >= 1`; or cuts them so that they end with `eos` all the same. `text_of` decodes
-    /// what is cut off.
-    pub(super) fn new(
-        ids: &[u32],
-        len: usize,
-        eos: u32,
-        pad: u32,
-        text_of: impl FnOnce(&[u32]) -> String,
-    ) -> Self {
-        let mut fitted = ids.to_vec();
+    /// Cuts `ids`, the last of which is `eos`, to `len >= 1`, so that they end with `eos` all the same. `text_of` decodes what is cut
+    /// off.
+    pub(super) fn new(ids: &[u32], len: usize, eos: u32, text_of: impl FnOnce(&[u32]) -> String) -> Self {
         if ids.len() <= len {
-            fitted.resize(len, pad);
             return Self {
-                ids: fitted,
+                ids: ids.to_vec(),
                 cut: None,
             };
         }
         let n_kept = len.saturating_sub(1);
-        fitted.truncate(n_kept);
-        fitted.push(eos);
         Self {
-            ids: fitted,
+            ids: ids[..n_kept].iter().copied().chain([eos]).collect(),
             cut: Some(text_of(&ids[n_kept..ids.len() - 1])),
         }
+    }
+
+    /// Fills up to `len` ids.
+    pub(super) fn padded(mut self, len: usize, pad: u32) -> Self {
+        if self.ids.len() < len {
+            self.ids.resize(len, pad);
+        }
+        self
     }
 }
 
@@ -205,7 +203,7 @@ impl ClipTokenizer {
 
     /// Cuts or pads what [`ClipTokenizer::encode`] gave to `len >= 2` ids.
     pub(crate) fn fit(&self, ids: &[u32], len: usize) -> Fitted {
-        Fitted::new(ids, len, self.eos, self.pad, |cut| self.decode(cut))
+        Fitted::new(ids, len, self.eos, |cut| self.decode(cut)).padded(len, self.pad)
     }
 
     /// Text of ids, for messages.
