@@ -1,6 +1,7 @@
 //! Networks that are called at each step.
 
 mod mmdit;
+mod rope;
 mod unet;
 
 pub(crate) use mmdit::{Mmdit, MmditConfig};
