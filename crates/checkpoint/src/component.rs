@@ -8,7 +8,9 @@ use crate::{
     json::{self, UniqueMap},
     safetensors::FileDType,
 };
-use denoised_tensor::{SourceDType, SourceError, SourceTensor, WeightKind, WeightSource, WeightSpec};
+use denoised_tensor::{
+    SourceDType, SourceError, SourceTensor, WeightSource, WeightSpec, check::weights::rows_of,
+};
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -321,14 +323,10 @@ impl WeightSource for Weights {
 fn fits(spec: &WeightSpec, shapes: &[&[usize]]) -> bool {
     let mut n_rows = 0usize;
     for shape in shapes {
-        let shape = match (spec.kind, shape) {
-            (WeightKind::Matrix, [_, _, 1, 1]) => &shape[..2],
-            _ => shape,
-        };
-        if shape.len() != spec.shape.len() || shape.get(1..) != spec.shape.get(1..) {
-            return false;
+        match rows_of(spec, shape) {
+            Ok(rows) => n_rows = n_rows.saturating_add(rows),
+            Err(_) => return false,
         }
-        n_rows = n_rows.saturating_add(shape.first().copied().unwrap_or(1));
     }
     n_rows == spec.shape.first().copied().unwrap_or(1)
 }

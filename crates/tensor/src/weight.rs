@@ -9,7 +9,8 @@ use std::{any::Any, borrow::Cow, fmt, os::fd::OwnedFd, sync::Arc};
 /// How a weight is used, hence how it is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightKind {
-    /// `[n, k]`, the right-hand side of [`crate::Backend::linear`]. A source of `[n, k, 1, 1]` counts as `[n, k]`.
+    /// `[n, k]`, the right-hand side of [`crate::Backend::linear`]. A source of more dimensions, the kernel of a
+    /// convolution whose patches do not overlap, counts as flattened behind the first.
     Matrix,
     /// `[c_out, c_in, height, width]` (torch's order), the kernel of [`crate::Backend::conv2d`].
     Conv {

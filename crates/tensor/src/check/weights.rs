@@ -76,14 +76,18 @@ pub fn piece(spec: &WeightSpec, name: &str, tensor: &SourceTensor<'_>, first_row
     Ok(n_rows)
 }
 
-/// Rows of `spec` that a tensor of `shape` fills, or why it cannot be a part of it. A pointwise convolution is a matrix.
-fn rows_of(spec: &WeightSpec, shape: &[usize]) -> Result<usize, String> {
-    let own = match (spec.kind, shape) {
-        (WeightKind::Matrix, [_, _, 1, 1]) => &shape[..2],
-        _ => shape,
+/// Rows of `spec` that a tensor of `shape` fills. The kernel of a convolution whose patches do not overlap is a matrix.
+///
+/// # Errors
+/// In words, why it cannot be a part of it.
+pub fn rows_of(spec: &WeightSpec, shape: &[usize]) -> Result<usize, String> {
+    let row_len = |extents: &[usize]| extents.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
+    let fits = match (spec.kind, shape, &spec.shape[..]) {
+        (WeightKind::Matrix, [_, of_row @ ..], [_, k]) if of_row.len() > 1 => row_len(of_row) == Some(*k),
+        _ => shape.len() == spec.shape.len() && shape.get(1..) == spec.shape.get(1..),
     };
-    if own.len() == spec.shape.len() && own.get(1..) == spec.shape.get(1..) {
-        return Ok(own.first().copied().unwrap_or(1));
+    if fits {
+        return Ok(shape.first().copied().unwrap_or(1));
     }
     let part = match spec.sources.len() {
         1 => "",

@@ -279,11 +279,11 @@ pub fn weights_come_from_any_float(backend: &dyn Backend) {
         for (i, (n_rows, dtype)) in rows.into_iter().zip(dtypes).enumerate() {
             let part = &data[start * k..(start + n_rows) * k];
             let bytes = part.iter().flat_map(|x| encode(dtype, *x)).collect();
-            // A pointwise convolution counts as a matrix.
-            let shape = if i % 2 == 0 {
-                vec![n_rows, k]
-            } else {
-                vec![n_rows, k, 1, 1]
+            // A convolution whose patches do not overlap counts as a matrix.
+            let shape = match i {
+                1 => vec![n_rows, k, 1, 1],
+                3 => vec![n_rows, 1, k],
+                _ => vec![n_rows, k],
             };
             source.insert_bytes(&format!("part.{i}"), dtype, &shape, bytes);
             start += n_rows;
