@@ -3,14 +3,17 @@
 //!
 //! Frames with timesteps of their own are batch elements to the norms and gates, and one sequence to the attention.
 
-use super::{Denoiser, DenoiserInput, repeat_bias};
+use super::{
+    Denoiser, DenoiserInput, repeat_bias,
+    rope::{Angles, Rope, RopeAxes},
+};
 use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Attend, Ctx, FeedForward, LayerNorm, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
     TwoLayer, attend, split,
 };
-use denoised_tensor::{Activation, Modulation, PatchOrder, RopeStyle, Tensor, TensorError, TimestepSpec};
+use denoised_tensor::{Activation, Modulation, PatchOrder, Tensor, TensorError, TimestepSpec};
 
 /// Of the picture's norms, whatever the others have.
 const IMAGE_EPS: f32 = 1e-5;
@@ -213,13 +216,18 @@ impl Denoiser for Wan {
                 return Err(unfit(format!("the conditioning {problem} tokens of a picture")));
             }
         };
-        let (cos, sin) = self.rotations(ctx, [n_frames, h, w])?;
+        let axes = rope_axes(self.config.head_dim);
+        let mut positions = axes.positions();
+        for frame_idx in 0..n_frames {
+            positions.push_grid((h, w), |y, x| [frame_idx as f32, y, x]);
+        }
+        let rope = axes.tables(ctx, &positions)?;
         let beside = Beside {
             vector: &vector,
             text: &text,
             bias: bias.as_ref(),
             image: image.as_ref(),
-            rotation: (&cos, &sin),
+            rope: &rope,
         };
         for block in &self.blocks {
             block.forward(ctx, &x, &beside)?;
@@ -238,41 +246,10 @@ impl Denoiser for Wan {
     }
 }
 
-impl Wan {
-    /// Cosines and sines, f32 `[tokens, head_dim / 2]`: the first channels of a head turn with the frame, the next with the row, the
-    /// last with the column. Computed in float64, as there.
-    fn rotations(&self, ctx: &Ctx<'_>, grid: [usize; 3]) -> Result<(Tensor, Tensor)> {
-        let side_dim = 2 * (self.config.head_dim / 6);
-        let axis_dims = [self.config.head_dim - 2 * side_dim, side_dim, side_dim];
-        let angles = |axis: usize, position: usize| {
-            let dim = axis_dims[axis];
-            let frequency = move |pair: usize| 1.0 / THETA.powf((2 * pair) as f64 / dim as f64);
-            (0..dim / 2).map(move |pair| position as f64 * frequency(pair))
-        };
-        let lines = [0, 1, 2].map(|axis| {
-            let of_position = |position| angles(axis, position).map(|a| (a.cos() as f32, a.sin() as f32));
-            let line: Vec<Vec<(f32, f32)>> = (0..grid[axis]).map(|p| of_position(p).collect()).collect();
-            line
-        });
-        let n_pairs = self.config.head_dim / 2;
-        let n_tokens = grid.iter().product::<usize>();
-        let (mut cos, mut sin) = (
-            Vec::with_capacity(n_tokens * n_pairs),
-            Vec::with_capacity(n_tokens * n_pairs),
-        );
-        for frame in &lines[0] {
-            for row in &lines[1] {
-                for column in &lines[2] {
-                    for (c, s) in frame.iter().chain(row).chain(column) {
-                        cos.push(*c);
-                        sin.push(*s);
-                    }
-                }
-            }
-        }
-        let dims = [n_tokens, n_pairs];
-        Ok((ctx.upload_f32(&cos, &dims)?, ctx.upload_f32(&sin, &dims)?))
-    }
+/// Channels of a head that turn with the frame, with the row and with the column.
+fn rope_axes(head_dim: usize) -> RopeAxes {
+    let side = 2 * (head_dim / 6);
+    RopeAxes::new(THETA, &[head_dim - 2 * side, side, side], Angles::F64)
 }
 
 /// A picture's tokens as the blocks take them.
@@ -313,7 +290,7 @@ struct Beside<'a> {
     bias: Option<&'a Tensor>,
     /// `[batch, n_image, n]`
     image: Option<&'a Tensor>,
-    rotation: (&'a Tensor, &'a Tensor),
+    rope: &'a Rope,
 }
 
 #[derive(Debug)]
@@ -369,7 +346,7 @@ impl Block {
         let h = ctx.alloc(x.dims())?;
         let cut_h = h.reshape(&by_vector)?;
         modulated_norm_into(ctx, &cut_x, &shift, &scale, self.eps, &cut_h)?;
-        let attended = self.self_attention(ctx, h, beside.rotation)?;
+        let attended = self.self_attention(ctx, h, beside.rope)?;
         drop(cut_h);
         let cut = attended.reshape(&by_vector)?;
         self.out
@@ -397,19 +374,15 @@ impl Block {
     }
 
     /// Before the output projection. Uses up its input, whose memory the attention needs.
-    fn self_attention(&self, ctx: &Ctx<'_>, h: Tensor, (cos, sin): (&Tensor, &Tensor)) -> Result<Tensor> {
+    fn self_attention(&self, ctx: &Ctx<'_>, h: Tensor, rope: &Rope) -> Result<Tensor> {
         let qkv = self.qkv.forward(ctx, &h, After::default())?;
         drop(h);
         let [q, k, v] = split(&qkv)?;
         for (x, norm) in [&q, &k].into_iter().zip(&self.norm_qk) {
             norm.apply(ctx, x)?;
-            ctx.backend.rope(x, cos, sin, RopeStyle::Interleaved, x)?;
+            rope.apply(ctx, x)?;
         }
-        attend(ctx, &q, &k, &v, self.heads(None))
-    }
-
-    fn heads<'a>(&self, bias: Option<&'a Tensor>) -> Attend<'a> {
-        heads(self.n_heads, bias)
+        attend(ctx, &q, &k, &v, heads(self.n_heads, None))
     }
 }
 

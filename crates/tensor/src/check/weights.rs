@@ -81,7 +81,11 @@ pub fn piece(spec: &WeightSpec, name: &str, tensor: &SourceTensor<'_>, first_row
 /// # Errors
 /// In words, why it cannot be a part of it.
 pub fn rows_of(spec: &WeightSpec, shape: &[usize]) -> Result<usize, String> {
-    let row_len = |extents: &[usize]| extents.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
+    let row_len = |extents: &[usize]| {
+        extents
+            .iter()
+            .try_fold(1usize, |n, extent| n.checked_mul(*extent))
+    };
     let fits = match (spec.kind, shape, &spec.shape[..]) {
         (WeightKind::Matrix, [_, of_row @ ..], [_, k]) if of_row.len() > 1 => row_len(of_row) == Some(*k),
         _ => shape.len() == spec.shape.len() && shape.get(1..) == spec.shape.get(1..),
