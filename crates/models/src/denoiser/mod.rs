@@ -7,7 +7,6 @@ mod wan;
 
 pub(crate) use mmdit::{Mmdit, MmditConfig};
 pub(crate) use unet::{Unet, UnetConfig};
-pub(crate) use wan::{Wan, WanConfig};
 
 use crate::conditioning::Conditioning;
 use denoised_nn::{Ctx, Result};
