@@ -309,6 +309,12 @@ impl Backend for CpuBackend {
         with_isa!(self.isa, S => unsafe { norm::rms_norm::<S>(&self.context(), norm, n_rows) })
     }
 
+    fn match_norm(&self, x: &Tensor, like: &Tensor, group_len: usize, out: &Tensor) -> Result<()> {
+        let (norm, n_rows) = check::match_norm(self.operands("match_norm"), x, like, group_len, out)?;
+        // SAFETY: all operands were checked above.
+        with_isa!(self.isa, S => unsafe { norm::match_norm::<S>(&self.context(), norm, n_rows) })
+    }
+
     fn group_norm(
         &self,
         x: &Tensor,

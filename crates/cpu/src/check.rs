@@ -8,7 +8,7 @@ use crate::{
     conv::Walk,
     gemm::{Finish, MatrixRows, Panels},
     lookup::Rope,
-    norm::{GroupNorm, LayerNorm, RmsNorm},
+    norm::{GroupNorm, LayerNorm, MatchNorm, RmsNorm},
     operand::{Operands, Ptr},
     weights::{self, Operator},
 };
@@ -189,6 +189,25 @@ pub(crate) fn rms_norm(
         group_len,
         eps,
         weight,
+    };
+    Ok((norm, extents.n_rows))
+}
+
+/// Norms to be taken over, and the number of rows.
+pub(crate) fn match_norm(
+    operands: Operands<'_>,
+    x: &Tensor,
+    like: &Tensor,
+    group_len: usize,
+    out: &Tensor,
+) -> Result<(MatchNorm, usize)> {
+    let extents = check::match_norm(x, like, group_len, out)?;
+    let norm = MatchNorm {
+        x: operands.input("x", x)?.rows(),
+        like: operands.input("like", like)?.rows(),
+        out: operands.input("out", out)?.rows(),
+        n_cols: extents.n_cols,
+        group_len,
     };
     Ok((norm, extents.n_rows))
 }

@@ -1,4 +1,4 @@
-//! Layer norm, RMS norm and group norm, each with what follows it fused in.
+//! Layer norm, RMS norm and group norm, each with what follows it fused in, and norms taken over from other rows.
 //!
 //! R1. Sums run in an order that the length of a row (layer, RMS) or the shape of a batch element (group) determines, never the
 //!     threads: group norm takes fixed blocks of rows and adds their statistics in order, in f64.
@@ -197,6 +197,68 @@ pub(crate) unsafe fn rms_norm<S: Simd>(context: &Context<'_>, norm: RmsNorm, n_r
     by_rows(context, n_rows, norm.n_cols, &|rows| {
         // SAFETY: the caller vouches for the operands; tasks have disjoint rows.
         unsafe { S::vectorize(RmsNormRows { norm, rows }) };
+    })
+}
+
+/// Operands of [`match_norm`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MatchNorm {
+    pub(crate) x: RowMap<f32>,
+    pub(crate) like: RowMap<f32>,
+    pub(crate) out: RowMap<f32>,
+    pub(crate) n_cols: usize,
+    pub(crate) group_len: usize,
+}
+
+#[derive(Clone, Copy)]
+struct MatchNormRows {
+    norm: MatchNorm,
+    rows: (usize, usize),
+}
+
+impl Kernel for MatchNormRows {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { norm, rows } = self;
+        let n = norm.group_len;
+        for row_idx in rows.0..rows.1 {
+            let mut start = 0;
+            while start < norm.n_cols {
+                let x = norm.x.row(row_idx).add(start).cast_const();
+                let like = norm.like.row(row_idx).add(start).cast_const();
+                let out = norm.out.row(row_idx).add(start);
+                let (own, wanted) = (
+                    sum::<S, true>(x, n, 0.0).sqrt(),
+                    sum::<S, true>(like, n, 0.0).sqrt(),
+                );
+                // By zero where there is nothing to enlarge; a NaN in `like` comes through.
+                let factor = S::splat(wanted * if own == 0.0 { 0.0 } else { 1.0 / own });
+                let mut i = 0;
+                while i < n {
+                    let len = (n - i).min(S::LANES);
+                    store_up_to::<S>(out.add(i), S::mul(load_up_to::<S>(x.add(i), len), factor), len);
+                    i += S::LANES;
+                }
+                start += n;
+            }
+        }
+    }
+}
+
+/// Gives each group of `n_rows` rows the norm of the group of `like`.
+///
+/// # Safety
+/// As [`layer_norm`]; `group_len` divides `n_cols`.
+pub(crate) unsafe fn match_norm<S: Simd>(
+    context: &Context<'_>,
+    norm: MatchNorm,
+    n_rows: usize,
+) -> Result<()> {
+    by_rows(context, n_rows, norm.n_cols, &|rows| {
+        // SAFETY: the caller vouches for the operands; tasks have disjoint rows.
+        unsafe { S::vectorize(MatchNormRows { norm, rows }) };
     })
 }
 

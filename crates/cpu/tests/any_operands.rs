@@ -36,7 +36,8 @@ const COPY: usize = 20;
 const FILL: usize = 21;
 const STEP: usize = 22;
 const TO_PIXELS: usize = 23;
-const ALL_FINITE: usize = 24;
+const MATCH_NORM: usize = 24;
+const ALL_FINITE: usize = 25;
 
 /// Few extents, so that shapes often agree.
 fn random_dims(random: &mut Random) -> Vec<usize> {
@@ -234,6 +235,7 @@ fn call(
             backend.layer_norm(x, affine, 1e-5, modulation, out)
         }
         RMS_NORM => backend.rms_norm(x, random.coin().then(|| weight(random, VECTOR)), n, 1e-5, out),
+        MATCH_NORM => backend.match_norm(x, y, n, out),
         GROUP_NORM => backend.group_norm(
             x,
             (weight(random, VECTOR), weight(random, VECTOR)),

@@ -1,4 +1,4 @@
-// Layer norm, RMS norm and group norm. Statistics are float and come in two passes, so that a large mean costs no digits.
+// Layer norm, RMS norm, group norm, and norms taken over from other rows. Statistics are float and come in two passes, so that a large mean costs no digits.
 //
 // Rows are read once per pass; all passes but the first find them in a cache. A thread reads the same elements in every pass, so the
 // output may be the input.
@@ -149,6 +149,56 @@ template <class T, int GROUP> DEVICE void rms_norm_units(const RmsNormArgs& args
 template <class T> DEVICE void rms_norm_narrow(const RmsNormArgs& args) { rms_norm_units<T, 32>(args); }
 template <class T> DEVICE void rms_norm_wide(const RmsNormArgs& args) { rms_norm_units<T, 256>(args); }
 
+struct MatchNormArgs {
+    Rows x;
+    Rows like;
+    Rows out;
+    i64 n_units;
+    int units_per_row;
+    int group_len;
+    int is_vector;
+};
+
+template <class T, int V> DEVICE void match_norm_unit(const MatchNormArgs& args, i64 unit, int lane) {
+    i64 row = unit / args.units_per_row;
+    int first = static_cast<int>(unit - row * args.units_per_row) * args.group_len;
+    const T* x = row_of<T>(args.x, row) + first;
+    const T* like = row_of<T>(args.like, row) + first;
+    T* out = row_of<T>(args.out, row) + first;
+    int n = args.group_len;
+    float own = 0.0f, wanted = 0.0f;
+    for (int col = lane * V; col < n; col += 32 * V) {
+        float v[V], w[V];
+        load<T, V>(v, x + col);
+        load<T, V>(w, like + col);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            own += v[i] * v[i];
+            wanted += w[i] * w[i];
+        }
+    }
+    own = sqrtf(warp_sum(own));
+    // By zero where there is nothing to enlarge; a NaN in `like` comes through.
+    float factor = sqrtf(warp_sum(wanted)) * (own == 0.0f ? 0.0f : 1.0f / own);
+    for (int col = lane * V; col < n; col += 32 * V) {
+        float v[V];
+        load<T, V>(v, x + col);
+#pragma unroll
+        for (int i = 0; i < V; i++) v[i] *= factor;
+        store<T, V>(out + col, v);
+    }
+}
+
+// A warp for each group.
+template <class T> DEVICE void match_norm(const MatchNormArgs& args) {
+    constexpr int V = 16 / sizeof(T);
+    int lane = threadIdx.x % 32;
+    for (i64 unit = blockIdx.x * 8ll + threadIdx.x / 32; unit < args.n_units; unit += gridDim.x * 8ll) {
+        if (args.is_vector) match_norm_unit<T, V>(args, unit, lane);
+        else match_norm_unit<T, 1>(args, unit, lane);
+    }
+}
+
 // Group norm in three launches: statistics of chunks of positions, their combination, and the application.
 struct GroupNormArgs {
     Rows x;
@@ -278,6 +328,7 @@ FOR_EACH_TYPE(layer_norm_narrow, LayerNormArgs)
 FOR_EACH_TYPE(layer_norm_wide, LayerNormArgs)
 FOR_EACH_TYPE(rms_norm_narrow, RmsNormArgs)
 FOR_EACH_TYPE(rms_norm_wide, RmsNormArgs)
+FOR_EACH_TYPE(match_norm, MatchNormArgs)
 FOR_EACH_TYPE(group_norm_statistics, GroupNormArgs)
 DEFINE_KERNEL(group_norm_combine_f32, 256, group_norm_combine, GroupNormArgs)
 FOR_EACH_TYPE(group_norm_apply, GroupNormArgs)

@@ -302,6 +302,10 @@ impl Backend for CudaBackend {
         ops::norm::rms_norm(self.ops(), x, weight, group_len, eps, out)
     }
 
+    fn match_norm(&self, x: &Tensor, like: &Tensor, group_len: usize, out: &Tensor) -> Result<()> {
+        ops::norm::match_norm(self.ops(), x, like, group_len, out)
+    }
+
     fn group_norm(
         &self,
         x: &Tensor,

@@ -278,6 +278,10 @@ pub trait Backend: std::fmt::Debug {
         out: &Tensor,
     ) -> Result<()>;
 
+    /// `out = x |like| / |x|` over consecutive groups of `group_len` channels, where `|y|` is `sqrt(sum(y^2))`; zeros where `|x|` is zero.
+    /// `like` has the shape of `x`. In place (`out` = `x`) allowed.
+    fn match_norm(&self, x: &Tensor, like: &Tensor, group_len: usize, out: &Tensor) -> Result<()>;
+
     /// Group norm of `[batch, .., c]` over all positions and the `c / n_groups` channels of a group, `weight` and `bias` per
     /// channel, then `activation`. In place allowed.
     fn group_norm(

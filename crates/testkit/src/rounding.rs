@@ -466,6 +466,13 @@ impl Backend for RoundingBackend {
         self.compute(out, |out| self.inner.rms_norm(&x, weight, group_len, eps, out))
     }
 
+    fn match_norm(&self, x: &Tensor, like: &Tensor, group_len: usize, out: &Tensor) -> Result<()> {
+        check::match_norm(x, like, group_len, out)?;
+        self.note(&("match_norm", x, like, group_len, out));
+        let (x, like) = (self.wide(x)?, self.wide(like)?);
+        self.compute(out, |out| self.inner.match_norm(&x, &like, group_len, out))
+    }
+
     fn group_norm(
         &self,
         x: &Tensor,

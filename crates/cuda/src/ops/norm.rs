@@ -16,6 +16,7 @@ const LAYER_NORM_NARROW: Kernel = kernel("layer_norm_narrow");
 const LAYER_NORM_WIDE: Kernel = kernel("layer_norm_wide");
 const RMS_NORM_NARROW: Kernel = kernel("rms_norm_narrow");
 const RMS_NORM_WIDE: Kernel = kernel("rms_norm_wide");
+const MATCH_NORM: Kernel = kernel("match_norm");
 const GROUP_NORM_STATISTICS: Kernel = kernel("group_norm_statistics");
 const GROUP_NORM_COMBINE: Kernel = kernel("group_norm_combine");
 const GROUP_NORM_APPLY: Kernel = kernel("group_norm_apply");
@@ -57,6 +58,19 @@ struct RmsNormArgs {
     units_per_row: i32,
     group_len: i32,
     eps: f32,
+    is_vector: i32,
+}
+
+/// Mirrors `MatchNormArgs`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MatchNormArgs {
+    x: Rows,
+    like: Rows,
+    out: Rows,
+    n_units: i64,
+    units_per_row: i32,
+    group_len: i32,
     is_vector: i32,
 }
 
@@ -173,6 +187,38 @@ pub(crate) fn rms_norm(
         ),
     };
     let (kernel, extents) = by_width(ops, group_len, n_units, RMS_NORM_NARROW, RMS_NORM_WIDE);
+    // SAFETY: all operands were checked.
+    unsafe { ops.launch(kernel, x.dtype, extents, &args) }
+}
+
+pub(crate) fn match_norm(
+    ops: Ops<'_>,
+    x: &Tensor,
+    like: &Tensor,
+    group_len: usize,
+    out: &Tensor,
+) -> Result<()> {
+    let op = "match_norm";
+    let extents = check::match_norm(x, like, group_len, out)?;
+    let (x, like, out) = (
+        ops.view(op, "x", x)?,
+        ops.view(op, "like", like)?,
+        ops.view(op, "out", out)?,
+    );
+    let units_per_row = extents.n_cols / group_len;
+    let n_units = extents.n_rows * units_per_row;
+    let vector_len = 16 / x.dtype.size_bytes();
+    let has_vectors = [x, like, out].iter().all(View::has_vector_rows);
+    let args = MatchNormArgs {
+        x: x.rows(op)?,
+        like: like.rows(op)?,
+        out: out.rows(op)?,
+        n_units: n_units as i64,
+        units_per_row: small(op, units_per_row)?,
+        group_len: small(op, group_len)?,
+        is_vector: i32::from(has_vectors && group_len.is_multiple_of(vector_len)),
+    };
+    let (kernel, extents) = by_width(ops, 1, n_units, MATCH_NORM, MATCH_NORM);
     // SAFETY: all operands were checked.
     unsafe { ops.launch(kernel, x.dtype, extents, &args) }
 }

@@ -6,7 +6,11 @@ use denoised_tensor::{Activation, Backend, WeightKind};
 in_both_schedules!(formulas_hold, long_rows_and_many_chunks_hold);
 
 fn formulas_hold() {
-    formulas(&FLOATS, &["layer_norm", "rms_norm", "group_norm"], 16);
+    formulas(
+        &FLOATS,
+        &["layer_norm", "rms_norm", "match_norm", "group_norm"],
+        16,
+    );
 }
 
 fn normal(group: &[f64], eps: f64) -> Vec<f64> {
@@ -51,6 +55,23 @@ fn long_rows_and_many_chunks_hold() {
             };
             let expected: Vec<f64> = wide.chunks_exact(n).flat_map(row).collect();
             assert_close("rms_norm", &get(&backend, &out), &expected, limit(dtype));
+            let like = values(dtype, 1 + n as u64, n_rows * n);
+            let like_view = put_apart(&backend, dtype, &[n_rows, n], &like, 2 * offset, 16);
+            backend
+                .match_norm(&view, &like_view, n, &out)
+                .expect("shapes that fit");
+            let like: Vec<f64> = like.iter().map(|x| f64::from(*x)).collect();
+            let length = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let row = |(row, like): (&[f64], &[f64])| {
+                let factor = length(like) / length(row);
+                row.iter().map(|x| x * factor).collect::<Vec<_>>()
+            };
+            let expected: Vec<f64> = wide
+                .chunks_exact(n)
+                .zip(like.chunks_exact(n))
+                .flat_map(row)
+                .collect();
+            assert_close("match_norm", &get(&backend, &out), &expected, limit(dtype));
         }
         for (n_batch, n_positions, n, n_groups) in [
             (2, 131, 40, 4),

@@ -13,7 +13,7 @@ use crate::{
     parts::GuidanceRule,
 };
 use denoised_nn::Ctx;
-use denoised_tensor::{StepArgs, Tensor, TensorError};
+use denoised_tensor::{PatchOrder, StepArgs, Tensor, TensorError};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What one step of a batch gave.
@@ -407,10 +407,27 @@ impl DiffusionPipeline {
         if pair.unconditional.is_none() {
             return Ok(out);
         }
-        Err(TensorError::Operand {
-            op: "step",
-            detail: format!("norms of patches of {patch} are not kept yet"),
-        })
+        let conditional = ctx.backend.alloc(latents.dims(), latents.dtype())?;
+        ctx.backend.copy(pair.conditional, &conditional)?;
+        let [_, rows, w, c] = *latents.dims() else {
+            return Err(TensorError::Operand {
+                op: "step",
+                detail: format!("latents have the shape {:?}", latents.dims()),
+            });
+        };
+        let n_features = patch * patch * c;
+        let token_dims = [n_members, rows / patch * (w / patch), n_features];
+        let tokens = |x: &Tensor| {
+            let tokens = ctx.backend.alloc(&token_dims, x.dtype())?;
+            ctx.backend
+                .patchify(x, patch, PatchOrder::ChannelFirst, &tokens)?;
+            Ok::<_, TensorError>(tokens)
+        };
+        let (combined, like) = (tokens(&out)?, tokens(&conditional)?);
+        ctx.backend.match_norm(&combined, &like, n_features, &combined)?;
+        ctx.backend
+            .unpatchify(&combined, patch, PatchOrder::ChannelFirst, &out)?;
+        Ok(out)
     }
 }
 

@@ -19,7 +19,7 @@ pub use layout::{
     permute, rope, step, timestep_embedding, to_pixels, unary, unpatchify, upsample_nearest,
 };
 pub use products::{AttentionExtents, ConvExtents, ProductExtents, attention, conv2d, linear};
-pub use rows::{GroupExtents, RowExtents, group_norm, layer_norm, rms_norm};
+pub use rows::{GroupExtents, RowExtents, group_norm, layer_norm, match_norm, rms_norm};
 
 use crate::{DType, Result, Tensor, TensorError};
 

@@ -72,13 +72,32 @@ pub fn rms_norm(x: &Tensor, weight: Option<&Weight>, group_len: usize, out: &Ten
     one_float(op, &[out, x])?;
     writable(op, out, &[("x", x, true)])?;
     same_dims(op, "out", out.dims(), x.dims())?;
+    let extents = grouped_rows(op, x, group_len)?;
+    if let Some(weight) = weight {
+        vector(op, "weight", weight, group_len)?;
+    }
+    Ok(extents)
+}
+
+/// Checks [`crate::Backend::match_norm`].
+///
+/// # Errors
+/// See the module's head.
+pub fn match_norm(x: &Tensor, like: &Tensor, group_len: usize, out: &Tensor) -> Result<RowExtents> {
+    let op = "match_norm";
+    one_float(op, &[out, x, like])?;
+    writable(op, out, &[("x", x, true), ("like", like, false)])?;
+    same_dims(op, "out", out.dims(), x.dims())?;
+    same_dims(op, "like", like.dims(), x.dims())?;
+    grouped_rows(op, x, group_len)
+}
+
+/// Extents of `x`, whose rows consist of groups of `group_len` channels.
+fn grouped_rows(op: &'static str, x: &Tensor, group_len: usize) -> Result<RowExtents> {
     let n_cols = x.shape().last();
     ensure(op, group_len > 0 && n_cols.is_multiple_of(group_len), || {
         format!("groups of {group_len} in rows of {n_cols}")
     })?;
-    if let Some(weight) = weight {
-        vector(op, "weight", weight, group_len)?;
-    }
     let n_rows = x.shape().n_elements() / n_cols;
     Ok(RowExtents {
         n_rows,

@@ -84,6 +84,8 @@ fn float_operands_have_the_dtype_of_the_output() -> Result<()> {
         is_dtype(gated(&odd, &new(&[2, 3, 2], dtype)));
         is_dtype(permute(&odd, &[0, 1, 2], &out));
         is_dtype(rms_norm(&odd, None, 4, &out));
+        is_dtype(match_norm(&odd, &y, 4, &out));
+        is_dtype(match_norm(&x, &odd, 4, &out));
         let vector = weight(WeightKind::Vector, &[4]);
         is_dtype(group_norm(&odd, (&vector, &vector), 2, &out));
         let (image, odd_image) = (new(&[1, 2, 2, 4], dtype), new(&[1, 2, 2, 4], other));
@@ -295,6 +297,8 @@ fn only_the_named_operand_may_be_the_output() -> Result<()> {
     unary("affine", &x, &x)?;
     layer_norm(&x, None, None, &x)?;
     rms_norm(&x, None, 2, &x)?;
+    match_norm(&x, &y, 2, &x)?;
+    is_alias(match_norm(&y, &x, 2, &x));
     is_alias(copy(&x, &x));
     is_alias(permute(&x, &[0, 1, 2], &x));
     let matrix = weight(WeightKind::Matrix, &[4, 4]);
@@ -369,6 +373,8 @@ fn rows_of_products_and_norms_are_counted_per_batch_element() -> Result<()> {
     assert_eq!(extents, expected);
     is_shape(group_norm(&x, (&vector, &vector), 0, &x));
     is_shape(rms_norm(&x, None, 0, &x));
+    is_shape(match_norm(&x, &x.narrow(1, 0, 1)?, 2, &new(x.dims(), F32)));
+    is_shape(match_norm(&x, &new(x.dims(), F32), 3, &x));
     is_operand(layer_norm(&x, Some((&matrix, None)), None, &x));
     Ok(())
 }

@@ -75,6 +75,7 @@ pub const OPS: &[(&str, Op)] = &[
     ("attention", products::attention),
     ("layer_norm", norms::layer_norm),
     ("rms_norm", norms::rms_norm),
+    ("match_norm", norms::match_norm),
     ("group_norm", norms::group_norm),
     ("add", elementwise::add),
     ("mul", elementwise::mul),

@@ -133,6 +133,31 @@ pub(super) fn rms_norm(random: &mut Random) -> Case {
     same_shape(random, feed, name, 4.0 * ELEMENT_LIMIT, dims, run, reference)
 }
 
+pub(super) fn match_norm(random: &mut Random) -> Case {
+    let feed = random.feed();
+    let group_len = some_width(random);
+    let n = group_len * random.within(1, 3);
+    let n_leading = random.within(0, 2);
+    let dims = random_dims(random, n_leading, n);
+    let name = format!("match_norm {dims:?} in groups of {group_len}");
+    let like_dims = dims.clone();
+    let run = move |backend: &dyn Backend, elements: &[u64], x: &Tensor, out: &Tensor| {
+        let like = feed.put(backend, 1, elements, &like_dims)?;
+        backend.match_norm(x, &like, group_len, out)
+    };
+    let reference = move |element: u64, mut x: Vec<f64>| {
+        let like = wide(&feed.values(1, element, x.len()));
+        let norm = |group: &[f64]| group.iter().map(|x| x * x).sum::<f64>().sqrt();
+        for (x, like) in x.chunks_exact_mut(group_len).zip(like.chunks_exact(group_len)) {
+            let own = norm(x);
+            let factor = if own == 0.0 { 0.0 } else { norm(like) / own };
+            x.iter_mut().for_each(|x| *x *= factor);
+        }
+        x
+    };
+    same_shape(random, feed, name, 4.0 * ELEMENT_LIMIT, dims, run, reference)
+}
+
 pub(super) fn group_norm(random: &mut Random) -> Case {
     let feed = random.feed();
     let (n_groups, group_len) = (random.pick(&[1, 2, 8, 32]), random.pick(&[1, 2, 3, 10, 20]));

@@ -245,6 +245,12 @@ pub fn wrong_operands_are_refused(backend: &dyn Backend) {
                 Shape,
                 backend.rms_norm(&x, None, 0, 1e-5, &x),
             ),
+            ("match_norm, group", Shape, backend.match_norm(&x, &out, 3, &x)),
+            (
+                "match_norm, other in place",
+                Alias,
+                backend.match_norm(&out, &x, 1, &x),
+            ),
             (
                 "group_norm, groups",
                 Shape,

@@ -37,6 +37,18 @@ pub fn nan_passes_through(backend: &dyn Backend) {
             must_be_nan("layer_norm")?;
             backend.rms_norm(&x, None, 10, 1e-5, &out)?;
             must_be_nan("rms_norm")?;
+            let ordinary = put_as(backend, backend.dtype(), Place::Dense, &[1, 1, n], &vec![0.25; n])?;
+            backend.match_norm(&x, &ordinary, 10, &out)?;
+            must_be_nan("match_norm")?;
+            backend.match_norm(&ordinary, &x, 10, &out)?;
+            must_be_nan("match_norm of what is NaN")?;
+            // Nothing can be given a norm that has none.
+            backend.affine(&ordinary, 0.0, 0.0, &ordinary)?;
+            backend.match_norm(&ordinary, &x, 10, &out)?;
+            must_be_nan("match_norm of zeros")?;
+            let got = fetch(backend, &out)?;
+            let other = (position + 10) % n;
+            assert_eq!(got[other], 0.0, "match_norm made {} of 0", got[other]);
             let ones = vec![1.0; n * n];
             let weights = prepare(
                 backend,
