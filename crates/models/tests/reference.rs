@@ -209,6 +209,7 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
         "guidance_scale",
         "max_sequence_length",
         "clip_skip",
+        "true_cfg_scale",
         // Without effect at these values, or as long as skip_guidance_layers is not given.
         "num_images_per_prompt",
         "callback_on_step_end_tensor_inputs",

@@ -1,5 +1,7 @@
 //! Networks that are called at each step.
 
+mod flux;
+mod flux_blocks;
 mod mmdit;
 mod rope;
 mod unet;

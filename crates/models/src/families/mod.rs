@@ -16,7 +16,7 @@ struct Family {
     open: fn(&Folder) -> Result<Opened, ModelError>,
 }
 
-const FAMILIES: [Family; 2] = [
+const FAMILIES: &[Family] = &[
     Family {
         pipeline_class: "StableDiffusionPipeline",
         open: sd::open,
