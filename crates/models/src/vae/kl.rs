@@ -44,35 +44,22 @@ impl KlConfig {
     /// # Errors
     /// A value that is not carried out here, or a key that is unknown.
     pub(crate) fn read(config: &Config) -> Result<Self, ModelError> {
-        let widths = config.usizes("block_out_channels")?.unwrap_or_else(|| vec![64]);
-        let read = Self {
-            n_latent: config.usize_or("latent_channels", 4)?,
-            layers_per_block: config.usize_or("layers_per_block", 1)?,
-            n_groups: config.usize_or("norm_num_groups", 32)?,
-            scaling_factor: config.f64_or("scaling_factor", 0.18215)?,
-            shift_factor: config.opt_f64("shift_factor")?.unwrap_or(0.0),
-            has_post_quant_conv: config.bool_or("use_post_quant_conv", true)?,
-            has_mid_attention: config.bool_or("mid_block_add_attention", true)?,
-            widths,
+        let default = Self {
+            n_latent: 4,
+            widths: vec![64],
+            layers_per_block: 1,
+            n_groups: 32,
+            scaling_factor: 0.18215,
+            shift_factor: 0.0,
+            has_post_quant_conv: true,
+            has_mid_attention: true,
         };
-        config.only("act_fn", &["silu".into(), "swish".into()])?;
-        config.only("out_channels", &[3.into()])?;
-        // Whether there is an encoder-side convolution does not matter here.
-        config.bool_or("use_quant_conv", true)?;
-        let n_blocks = read.widths.len();
-        let only = vec![Value::from("UpDecoderBlock2D"); n_blocks];
-        if config.has("up_block_types") || n_blocks != 1 {
-            config.only("up_block_types", &[only.into()])?;
-            config.strs("up_block_types")?;
-        }
-        config.within("layers_per_block", read.layers_per_block, 0..=64)?;
-        config.within("norm_num_groups", read.n_groups, 1..=1 << 16)?;
-        config.within("latent_channels", read.n_latent, 1..=1 << 12)?;
-        let divides = |width: &usize| (1..=1 << 16).contains(width) && width.is_multiple_of(read.n_groups);
-        if n_blocks == 0 || n_blocks > 8 || !read.widths.iter().all(divides) {
-            let expected = format!("1 to 8 multiples of norm_num_groups = {}", read.n_groups);
-            return Err(config.wrong("block_out_channels", &expected).into());
-        }
+        let default = Self {
+            scaling_factor: config.f64_or("scaling_factor", default.scaling_factor)?,
+            shift_factor: config.opt_f64("shift_factor")?.unwrap_or(default.shift_factor),
+            ..default
+        };
+        let read = Self::read_over(config, default)?;
         if !(read.scaling_factor.is_finite() && read.scaling_factor != 0.0) {
             return Err(config.wrong("scaling_factor", "a number other than 0").into());
         }
@@ -81,6 +68,73 @@ impl KlConfig {
         }
         config.deny_unread(&KEYS_WITHOUT_EFFECT)?;
         Ok(read)
+    }
+
+    /// Of `AutoencoderKLFlux2`: encoder and decoder may differ in their widths; what the latents are scaled by is in its weights. Keys that
+    /// nobody read are left to the caller.
+    ///
+    /// # Errors
+    /// A value that is not carried out here.
+    pub(super) fn read_flux2(config: &Config) -> Result<[Self; 2], ModelError> {
+        let default = Self {
+            n_latent: 32,
+            widths: vec![128, 256, 512, 512],
+            layers_per_block: 2,
+            n_groups: 32,
+            scaling_factor: 1.0,
+            shift_factor: 0.0,
+            has_post_quant_conv: true,
+            has_mid_attention: true,
+        };
+        let encoder = Self::read_over(config, default)?;
+        let mut decoder = encoder.clone();
+        if let Some(widths) = config.usizes("decoder_block_out_channels")? {
+            decoder.widths = widths;
+            decoder.check_widths(config, "decoder_block_out_channels")?;
+            if decoder.widths.len() != encoder.widths.len() {
+                let expected = "as many widths as block_out_channels";
+                return Err(config.wrong("decoder_block_out_channels", expected).into());
+            }
+        }
+        Ok([encoder, decoder])
+    }
+
+    /// Reads what all classes of this architecture have in common; missing keys have the values of `default`.
+    fn read_over(config: &Config, default: Self) -> Result<Self, ModelError> {
+        let n_default_blocks = default.widths.len();
+        let read = Self {
+            n_latent: config.usize_or("latent_channels", default.n_latent)?,
+            layers_per_block: config.usize_or("layers_per_block", default.layers_per_block)?,
+            n_groups: config.usize_or("norm_num_groups", default.n_groups)?,
+            has_post_quant_conv: config.bool_or("use_post_quant_conv", default.has_post_quant_conv)?,
+            has_mid_attention: config.bool_or("mid_block_add_attention", default.has_mid_attention)?,
+            widths: config.usizes("block_out_channels")?.unwrap_or(default.widths),
+            ..default
+        };
+        config.only("act_fn", &["silu".into(), "swish".into()])?;
+        config.only("out_channels", &[3.into()])?;
+        // Whether there is an encoder-side convolution does not matter here.
+        config.bool_or("use_quant_conv", true)?;
+        let n_blocks = read.widths.len();
+        let only = vec![Value::from("UpDecoderBlock2D"); n_blocks];
+        if config.has("up_block_types") || n_blocks != n_default_blocks {
+            config.only("up_block_types", &[only.into()])?;
+            config.strs("up_block_types")?;
+        }
+        config.within("layers_per_block", read.layers_per_block, 0..=64)?;
+        config.within("norm_num_groups", read.n_groups, 1..=1 << 16)?;
+        config.within("latent_channels", read.n_latent, 1..=1 << 12)?;
+        read.check_widths(config, "block_out_channels")?;
+        Ok(read)
+    }
+
+    fn check_widths(&self, config: &Config, key: &str) -> Result<(), ModelError> {
+        let divides = |width: &usize| (1..=1 << 16).contains(width) && width.is_multiple_of(self.n_groups);
+        if (1..=8).contains(&self.widths.len()) && self.widths.iter().all(divides) {
+            return Ok(());
+        }
+        let expected = format!("1 to 8 multiples of norm_num_groups = {}", self.n_groups);
+        Err(config.wrong(key, &expected).into())
     }
 
     /// For pipelines that leave the shift out.

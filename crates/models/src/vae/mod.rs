@@ -1,7 +1,10 @@
 //! Autoencoders: latents to pixels and back.
 
+mod flux2;
 mod kl;
 
+#[allow(unused_imports, reason = "awaits its family")]
+pub(crate) use flux2::{Flux2Decoder, Flux2VaeConfig, UNREAD_NAMES as FLUX2_UNREAD_NAMES};
 pub(crate) use kl::{KlConfig, KlDecoder, UNREAD_NAMES as KL_UNREAD_NAMES};
 
 use denoised_nn::{Ctx, Result};
@@ -34,3 +37,6 @@ pub(crate) trait Encoder: Debug {
         noise: Option<&Tensor>,
     ) -> Result<Tensor>;
 }
+
+#[cfg(test)]
+mod tests;
