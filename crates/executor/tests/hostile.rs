@@ -181,6 +181,7 @@ fn done(request_id: RequestId, side_px: u32) -> Event {
         resolved: Resolved {
             width: side_px,
             height: side_px,
+            n_frames: 1,
             n_steps: 1,
             guidance: f32::NAN,
             seed: 0,

@@ -75,6 +75,7 @@ fn events() -> Vec<Event> {
     let resolved = Resolved {
         width: 64,
         height: 48,
+        n_frames: 1,
         n_steps: 20,
         guidance: 7.0,
         seed: u64::MAX,
@@ -84,6 +85,7 @@ fn events() -> Vec<Event> {
     let meta = GeneratedMeta {
         width: 64,
         height: 48,
+        n_frames: 1,
         rgb: BlobIdx(0),
         resolved,
         times: PhaseTimes::default(),
