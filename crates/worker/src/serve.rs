@@ -11,10 +11,9 @@ use crate::{
 };
 use denoised_link::{BootSender, DataReceiver, LinkError, Received, WorkerEnd};
 use denoised_os::{Deadline, now_ns};
-use denoised_types::{CallId, Failure, FailureCode, Mode, NamedTensor, RequestId, WaveId};
+use denoised_types::{CallId, Failure, FailureCode, Mode, RequestId, WaveId};
 use denoised_wire::{
-    BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, TensorMeta, Wave, decode_command,
-    split_header,
+    BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, Wave, decode_command, split_header,
 };
 use std::{
     any::Any,

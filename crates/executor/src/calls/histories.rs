@@ -37,6 +37,7 @@ fn generated() -> GeneratedMeta {
     GeneratedMeta {
         width: 0,
         height: 0,
+        n_frames: 1,
         rgb: BlobIdx(0),
         resolved: Resolved {
             width: 0,

@@ -9,9 +9,7 @@ use crate::{
 use denoised_link::{DataSender, LinkError, RankSet};
 use denoised_os::Deadline;
 use denoised_types::{CallId, Failure, FailureCode, Mode, Rank, RequestId};
-use denoised_wire::{
-    BlobIdx, Command, Header, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TensorMeta, Wave, encode_command,
-};
+use denoised_wire::{BlobIdx, Command, Header, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Wave, encode_command};
 use std::{fmt, ops::ControlFlow, sync::atomic::Ordering, time::Instant};
 
 /// Requests per cancel message, so that each fits the control lane.

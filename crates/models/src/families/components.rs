@@ -126,6 +126,7 @@ pub(super) fn model_info(family: &str, sizes: &Sizes, n_steps: u32, guidance: f3
         default_guidance: guidance,
         samplers: Vec::new(),
         checkpoint_bytes: 0,
+        ..ModelInfo::default()
     }
 }
 

@@ -122,6 +122,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         default_guidance: DEFAULT_GUIDANCE,
         samplers: samplers.iter().map(|sampler| sampler.name().to_owned()).collect(),
         checkpoint_bytes: weights.total_bytes(),
+        ..ModelInfo::default()
     };
     let parts = Parts {
         info,

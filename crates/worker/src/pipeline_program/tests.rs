@@ -215,6 +215,7 @@ fn program_with_grid(grid_px: u32) -> PipelineProgram {
         default_guidance: 1.0,
         samplers: vec!["fake".to_owned()],
         checkpoint_bytes: 0,
+        ..ModelInfo::default()
     })))
 }
 
