@@ -1,6 +1,7 @@
 //! Networks that are called at each step.
 
 mod flux;
+mod flux2;
 mod flux_blocks;
 mod mmdit;
 mod rope;
