@@ -3,6 +3,7 @@
 mod components;
 mod sd;
 mod sd3;
+mod sdxl;
 
 use crate::{ModelError, diffusion::DiffusionModel, parts::Opened, pipeline::Model};
 use denoised_checkpoint::Folder;
@@ -20,6 +21,26 @@ const FAMILIES: &[Family] = &[
     Family {
         pipeline_class: "StableDiffusionPipeline",
         open: sd::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionImg2ImgPipeline",
+        open: sd::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionInpaintPipeline",
+        open: sd::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionXLPipeline",
+        open: sdxl::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionXLImg2ImgPipeline",
+        open: sdxl::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionXLInpaintPipeline",
+        open: sdxl::open,
     },
     Family {
         pipeline_class: "StableDiffusion3Pipeline",

@@ -168,12 +168,20 @@ impl ClipEncoder {
     /// # Errors
     /// The device's.
     pub(crate) fn forward(&self, ctx: &Ctx<'_>, ids: &[u32], n_skipped: usize) -> Result<Tensor> {
+        self.final_norm.forward(ctx, &self.hidden(ctx, ids, n_skipped)?)
+    }
+
+    /// As [`ClipEncoder::forward`], not normalized.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn hidden(&self, ctx: &Ctx<'_>, ids: &[u32], n_skipped: usize) -> Result<Tensor> {
         let x = self.embed(ctx, ids)?;
         let n_layers = self.layers.len().saturating_sub(n_skipped);
         for layer in &self.layers[..n_layers] {
             layer.forward(ctx, &x, self.n_heads)?;
         }
-        self.final_norm.forward(ctx, &x)
+        Ok(x)
     }
 
     /// Encodes one text of at most `max_position_embeddings` ids to the normalized last state of its end token, `[1, n_channels]`.

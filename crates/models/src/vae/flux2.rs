@@ -11,9 +11,7 @@ use denoised_tensor::{PatchOrder, Tensor};
 const PATCH: usize = 2;
 
 /// Keys that only concern training, half precision or tiling, and those that diffusers does not know.
-const KEYS_WITHOUT_EFFECT: [&str; 7] = [
-    "in_channels",
-    "down_block_types",
+const KEYS_WITHOUT_EFFECT: [&str; 5] = [
     "sample_size",
     "force_upcast",
     "batch_norm_momentum",
