@@ -20,6 +20,9 @@ pub(crate) struct Conditioning {
     pub(crate) numbers: Option<Tensor>,
     /// `[batch, tokens, channels]` of a picture, of families whose denoiser takes it.
     pub(crate) image_tokens: Option<Tensor>,
+    /// For traces, `[batch, tokens, channels]`: the tokens with the padding behind them that the reference's encoder is given and its
+    /// denoiser does not see. No denoiser is given it here.
+    pub(crate) padded: Option<Tensor>,
 }
 
 /// Which tensors a [`Conditioning`] has.
@@ -50,6 +53,7 @@ impl Conditioning {
             pooled: None,
             numbers: None,
             image_tokens: None,
+            padded: None,
         }
     }
 
@@ -62,7 +66,7 @@ impl Conditioning {
         }
     }
 
-    /// Its tensors, in the order of [`Conditioning::from_tensors`].
+    /// What a denoiser is given, in the order of [`Conditioning::from_tensors`].
     pub(crate) fn tensors(&self) -> Vec<&Tensor> {
         let optional = [&self.pooled, &self.numbers, &self.image_tokens];
         std::iter::once(&self.tokens)
@@ -81,6 +85,7 @@ impl Conditioning {
             pooled: next(form.has_pooled)?,
             numbers: next(form.has_numbers)?,
             image_tokens: next(form.has_image_tokens)?,
+            padded: None,
         })
     }
 }
@@ -104,6 +109,8 @@ pub(crate) struct EncodeArgs<'a> {
     pub(crate) guidance: f32,
     /// Whether this is the negative prompt.
     pub(crate) is_negative: bool,
+    /// Whether anybody will ask for [`Conditioner::trace`].
+    pub(crate) is_traced: bool,
     /// Hidden layers of the text encoder to take; empty for the family's own choice.
     pub(crate) text_layers: &'a [u32],
     /// Pictures that the request brings.

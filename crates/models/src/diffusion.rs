@@ -228,14 +228,15 @@ impl Pipeline for DiffusionPipeline {
         let shape = self.latents_shape(&resolved);
 
         let ctx = self.ctx();
-        let conditional = self.encode(&ctx, &prompt, &resolved, options, false);
+        let is_traced = request.capture == Capture::Trace;
+        let conditional = self.encode(&ctx, &prompt, &resolved, options, false, is_traced);
         let conditional = conditional.map_err(device)?;
         let unconditional = negative.as_ref().map(|text| {
             let unskipped = TextOptions {
                 clip_skip: 0,
                 ..options
             };
-            self.encode(&ctx, text, &resolved, unskipped, true)
+            self.encode(&ctx, text, &resolved, unskipped, true, is_traced)
         });
         let unconditional = unconditional.transpose().map_err(device)?;
         let mut generator = TorchGenerator::new(resolved.seed);
@@ -244,7 +245,7 @@ impl Pipeline for DiffusionPipeline {
             None => self.noise(&mut generator, &shape),
         };
         let mut trace = None;
-        if request.capture == Capture::Trace {
+        if is_traced {
             let mut tensors = token_ids(&prompt);
             let conditioner = &self.parts.conditioner;
             let encodings = conditioner.trace(&ctx, &conditional, unconditional.as_ref());
@@ -333,7 +334,8 @@ impl Pipeline for DiffusionPipeline {
             let step_idx = generation.step_idx;
             if let (Some(trace), Some(guided)) = (&mut generation.trace, &stepped.guided) {
                 let guided = guided.narrow(0, member_idx, 1).map_err(device)?;
-                let (layout, shape) = (self.parts.latents.steps, &generation.shape);
+                let layout = self.parts.latents.steps.without_doubling(!generation.is_guided);
+                let shape = &generation.shape;
                 for (name, tensor) in [
                     (format!("noise_pred.{step_idx}"), &guided),
                     (format!("latents.step_{step_idx}"), &generation.state[0]),
@@ -377,7 +379,6 @@ impl Pipeline for DiffusionPipeline {
         Ok(Image {
             width: generation.resolved.width,
             height: generation.resolved.height,
-            n_frames: 1,
             rgb,
         })
     }
@@ -419,6 +420,7 @@ impl DiffusionPipeline {
         resolved: &Resolved,
         options: TextOptions,
         is_negative: bool,
+        is_traced: bool,
     ) -> Result<Conditioning, TensorError> {
         let args = EncodeArgs {
             options,
@@ -426,6 +428,7 @@ impl DiffusionPipeline {
             height: resolved.height,
             guidance: resolved.guidance,
             is_negative,
+            is_traced,
             text_layers: &[],
             images: &[],
         };

@@ -52,6 +52,14 @@ impl TensorLayout {
         dims.iter().map(|extent| *extent as u64).collect()
     }
 
+    /// Doubled latents are plain ones where nothing is guided.
+    pub(crate) fn without_doubling(self, is_plain: bool) -> Self {
+        match self {
+            Self::Doubled if is_plain => Self::Nchw,
+            layout => layout,
+        }
+    }
+
     /// From this layout to the loop's; of doubled latents the first half.
     pub(crate) fn to_loop(self, values: &[f32], shape: &LatentsShape) -> Vec<f32> {
         let mut out = vec![0.0; shape.n_elements()];
