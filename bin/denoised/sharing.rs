@@ -144,7 +144,6 @@ mod tests {
             default_guidance: 4.0,
             samplers: vec!["flow-euler".to_owned()],
             checkpoint_bytes: 1,
-            ..ModelInfo::default()
         }
     }
 

@@ -59,16 +59,6 @@ fn emoji_unet_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
-fn sdxl_is_diffusers() {
-    check_case(&support::data("sdxl"));
-}
-
-#[test]
-fn sdxl_in_bf16_is_as_close_as_diffusers_in_bf16() {
-    check_case_in_bf16(&support::data("sdxl"));
-}
-
-#[test]
 fn sd3_with_t5_is_diffusers() {
     check_case(&support::data("sd3"));
 }
@@ -86,6 +76,16 @@ fn emoji_dit_is_diffusers() {
 #[test]
 fn emoji_dit_in_bf16_is_as_close_as_diffusers_in_bf16() {
     check_case_in_bf16(&support::data("emoji-dit"));
+}
+
+#[test]
+fn dit_is_diffusers() {
+    check_case(&support::data("dit"));
+}
+
+#[test]
+fn dit_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("dit"));
 }
 
 #[test]
@@ -212,6 +212,7 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
     let call = case["call"].as_object().expect("a call");
     let known = [
         "prompt",
+        "class_labels",
         "negative_prompt",
         "width",
         "height",
@@ -219,10 +220,6 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
         "guidance_scale",
         "max_sequence_length",
         "clip_skip",
-        "true_cfg_scale",
-        // The upper left corner: what every picture is told to be cut at.
-        "crops_coords_top_left",
-        "negative_crops_coords_top_left",
         // Without effect at these values, or as long as skip_guidance_layers is not given.
         "num_images_per_prompt",
         "callback_on_step_end_tensor_inputs",
@@ -230,6 +227,9 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
         "skip_layer_guidance_stop",
         "skip_layer_guidance_start",
         "eta",
+        "callback_steps",
+        "clean_caption",
+        "use_resolution_binning",
         "guidance_rescale",
     ];
     let unknown: Vec<_> = call.keys().filter(|key| !known.contains(&key.as_str())).collect();
@@ -240,13 +240,23 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
     let list = |key: &str| match call.get(key) {
         Some(Value::Array(texts)) => texts
             .iter()
-            .map(|text| text.as_str().map(str::to_owned))
+            .map(|text| {
+                text.as_str()
+                    .map(str::to_owned)
+                    .or_else(|| text.as_u64().map(|class| class.to_string()))
+            })
             .collect(),
         Some(Value::String(text)) => vec![Some(text.clone())],
         _ => vec![None],
     };
     let number = |key: &str| call.get(key).and_then(Value::as_u64).map(|n| n as u32);
-    let (prompts, negatives) = (list("prompt"), list("negative_prompt"));
+    let classes = call.get("class_labels").and_then(Value::as_array);
+    let prompts = list(if classes.is_some() {
+        "class_labels"
+    } else {
+        "prompt"
+    });
+    let negatives = list("negative_prompt");
     let request = |(idx, prompt): (usize, &Option<String>)| GenerateRequest {
         negative_prompt: negatives[idx.min(negatives.len() - 1)].clone(),
         width: number("width"),
@@ -264,7 +274,7 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
     };
     (
         prompts.iter().enumerate().map(request).collect(),
-        call["prompt"].is_array(),
+        classes.map_or_else(|| call["prompt"].is_array(), |classes| classes.len() > 1),
     )
 }
 
@@ -279,27 +289,31 @@ fn rows(tensor: &NamedTensor) -> Vec<NamedTensor> {
     tensor.data.chunks_exact(n_bytes).map(row).collect()
 }
 
-/// The tensors of several requests as one batch; ids stay apart, as their lengths differ.
+/// The tensors of several requests as one batch, where one has several rows all first ones before all second ones; ids stay apart, as
+/// their lengths differ.
 fn stacked(outcomes: &[support::Outcome]) -> Vec<NamedTensor> {
     let mut all = outcomes[0].trace.clone();
-    for (idx, outcome) in outcomes.iter().enumerate().skip(1) {
-        for (tensor, other) in all[..outcome.trace.len()].to_vec().iter().zip(&outcome.trace) {
-            assert_eq!(tensor.name, other.name);
-            if other.name.starts_with("token_ids") {
-                let name = format!("{}.prompt{idx}", other.name);
-                all.push(NamedTensor {
-                    name,
-                    ..other.clone()
-                });
-            } else {
-                let whole = all
-                    .iter_mut()
-                    .find(|one| one.name == other.name)
-                    .expect("just seen");
-                whole.shape[0] += other.shape[0];
-                whole.data.extend_from_slice(&other.data);
-            }
+    for (tensor_idx, whole) in all.iter_mut().enumerate() {
+        let same: Vec<&NamedTensor> = outcomes.iter().map(|one| &one.trace[tensor_idx]).collect();
+        assert!(same.iter().all(|one| one.name == whole.name));
+        if whole.name.starts_with("token_ids") || whole.shape[0] == 0 {
+            continue;
         }
+        let rows: Vec<Vec<NamedTensor>> = same.iter().map(|one| rows(one)).collect();
+        whole.shape[0] *= outcomes.len() as u64;
+        whole.data = (0..rows[0].len())
+            .flat_map(|row_idx| rows.iter().flat_map(move |of_one| of_one[row_idx].data.clone()))
+            .collect();
+    }
+    for (idx, outcome) in outcomes.iter().enumerate().skip(1) {
+        let ids = outcome
+            .trace
+            .iter()
+            .filter(|one| one.name.starts_with("token_ids"));
+        all.extend(ids.map(|one| NamedTensor {
+            name: format!("{}.prompt{idx}", one.name),
+            ..one.clone()
+        }));
     }
     all
 }

@@ -57,9 +57,7 @@ pub struct GeneratedMeta {
     pub width: u32,
     /// Height in pixels.
     pub height: u32,
-    /// Frames; 1 for a picture.
-    pub n_frames: u32,
-    /// `n_frames * height * width * 3` bytes of RGB.
+    /// `height * width * 3` bytes of RGB.
     pub rgb: BlobIdx,
     /// Arguments with defaults filled in.
     pub resolved: Resolved,

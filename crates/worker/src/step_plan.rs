@@ -83,7 +83,7 @@ mod tests {
         let member = |&id: &u64| Member {
             request_id: RequestId(id),
             request: GenerateRequest::new(""),
-            blobs: Vec::new(),
+            latents: None,
             deadline_ns: 0,
         };
         let joining = joining.iter().map(member).collect();

@@ -37,12 +37,10 @@ fn generated() -> GeneratedMeta {
     GeneratedMeta {
         width: 0,
         height: 0,
-        n_frames: 1,
         rgb: BlobIdx(0),
         resolved: Resolved {
             width: 0,
             height: 0,
-            n_frames: 1,
             n_steps: 1,
             guidance: 1.0,
             seed: 0,
@@ -113,7 +111,7 @@ impl History {
             joining.push(Member {
                 request_id,
                 request: GenerateRequest::new(""),
-                blobs: Vec::new(),
+                latents: None,
                 deadline_ns,
             });
         }

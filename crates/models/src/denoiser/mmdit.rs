@@ -4,14 +4,18 @@
 //! Keys and values of both kinds of token are written side by side into one buffer by the projections themselves. What the last block
 //! would compute of the text is left out, since nothing reads it; its query weights are not loaded.
 
-use super::{Denoiser, DenoiserInput, repeat_bias};
+use super::{
+    Denoiser, DenoiserInput,
+    patches::{modulated_norm, position_line},
+    repeat_bias,
+};
 use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Attend, Conv2d, Ctx, FeedForward, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
     TwoLayer, attend, split,
 };
-use denoised_tensor::{Activation, Modulation, PatchOrder, Tensor, TensorError, TimestepSpec};
+use denoised_tensor::{Activation, PatchOrder, Tensor, TensorError, TimestepSpec};
 
 const EPS: f32 = 1e-6;
 const N_SINUSOIDS: usize = 256;
@@ -136,6 +140,7 @@ impl Mmdit {
                 n,
                 config.max_patches,
                 config.sample_size / config.patch,
+                1.0,
             ))
         };
         let mut embed = root.at("time_text_embed");
@@ -227,7 +232,7 @@ impl Denoiser for Mmdit {
         }
 
         let [scale, shift] = split(&self.norm_out.forward(ctx, &vector, After::default())?)?;
-        let x = modulated_norm(ctx, &x, &shift, &scale)?;
+        let x = modulated_norm(ctx, &x, EPS, &shift, &scale)?;
         let x = self.proj_out.forward(ctx, &x, After::default())?;
         let out = ctx.alloc(latents.dims())?;
         ctx.backend
@@ -354,12 +359,12 @@ impl Block {
             None => (context_part(1)?, context_part(0)?),
         };
 
-        let h = modulated_norm(ctx, x, &shift, &scale)?;
-        let h_text = modulated_norm(ctx, text, &context_shift, &context_scale)?;
+        let h = modulated_norm(ctx, x, EPS, &shift, &scale)?;
+        let h_text = modulated_norm(ctx, text, EPS, &context_shift, &context_scale)?;
         let dual = match &self.dual {
             None => None,
             Some(dual) => {
-                let h = modulated_norm(ctx, x, &part(6)?, &part(7)?)?;
+                let h = modulated_norm(ctx, x, EPS, &part(6)?, &part(7)?)?;
                 Some((dual, dual.attend(ctx, &h, self.n_heads)?, part(8)?))
             }
         };
@@ -370,7 +375,7 @@ impl Block {
         if let Some((dual, from_x, gate)) = dual {
             dual.out.forward_into(ctx, &from_x, After::gated(&gate, x), x)?;
         }
-        let h = modulated_norm(ctx, x, &shift_ff, &scale_ff)?;
+        let h = modulated_norm(ctx, x, EPS, &shift_ff, &scale_ff)?;
         self.feed_forward
             .forward_into(ctx, &h, After::gated(&gate_ff, x), x)?;
         drop(h);
@@ -380,7 +385,7 @@ impl Block {
             tail.out
                 .forward_into(ctx, &from_text, After::gated(&gate, text), text)?;
             drop(from_text);
-            let h = modulated_norm(ctx, text, &context_part(3)?, &context_part(4)?)?;
+            let h = modulated_norm(ctx, text, EPS, &context_part(3)?, &context_part(4)?)?;
             let gate = context_part(5)?;
             tail.feed_forward
                 .forward_into(ctx, &h, After::gated(&gate, text), text)?;
@@ -463,30 +468,6 @@ fn no_pooled() -> TensorError {
         op: "mmdit",
         detail: "the conditioning has no pooled text".to_owned(),
     }
-}
-
-/// `norm(x) (1 + scale) + shift`.
-fn modulated_norm(ctx: &Ctx<'_>, x: &Tensor, shift: &Tensor, scale: &Tensor) -> Result<Tensor> {
-    let out = ctx.alloc(x.dims())?;
-    let modulation = Some(Modulation { scale, shift });
-    ctx.backend.layer_norm(x, None, EPS, modulation, &out)?;
-    Ok(out)
-}
-
-/// diffusers' two-dimensional sinusoids in one dimension: the first half of the channels embeds the column, the second the row, both by
-/// these `n_channels / 2` values per position. Positions are scaled so that `base` patches span the same range at any size. Computed in
-/// float64 from float32 positions, as there.
-fn position_line(n_channels: usize, side: usize, base: usize) -> Vec<f32> {
-    let n_frequencies = n_channels / 4;
-    let frequency = |idx: usize| 1.0 / 10_000f64.powf(idx as f64 / n_frequencies as f64);
-    let mut line = Vec::with_capacity(side * n_channels / 2);
-    for idx in 0..side {
-        let position = f64::from(idx as f32 / (side as f64 / base as f64) as f32);
-        let angles = (0..n_frequencies).map(|idx| position * frequency(idx));
-        line.extend(angles.clone().map(|angle| angle.sin() as f32));
-        line.extend(angles.map(|angle| angle.cos() as f32));
-    }
-    line
 }
 
 #[cfg(test)]
@@ -587,7 +568,7 @@ mod tests {
                 .chunks_exact(2)
                 .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
                 .collect();
-            let line = position_line(n_channels, side, base);
+            let line = position_line(n_channels, side, base, 1.0);
             let at = |idx: usize| line.chunks_exact(n_channels / 2).nth(idx).expect("a position");
             let mut computed = Vec::new();
             for (row, column) in (0..side).flat_map(|row| (0..side).map(move |column| (row, column))) {

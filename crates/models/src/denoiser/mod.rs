@@ -1,14 +1,17 @@
 //! Networks that are called at each step.
 
-mod flux;
-mod flux2;
-mod flux_blocks;
+mod dit;
 mod mmdit;
+mod pixart;
 mod rope;
 mod unet;
 mod wan;
 
+mod patches;
+
+pub(crate) use dit::{ClassTables, Dit, DitConfig};
 pub(crate) use mmdit::{Mmdit, MmditConfig};
+pub(crate) use pixart::{Pixart, PixartConfig};
 pub(crate) use unet::{Unet, UnetConfig};
 
 use crate::conditioning::Conditioning;

@@ -1,9 +1,10 @@
 //! The family table: which pipeline class is made of which components, with which defaults.
 
 mod components;
+mod dit;
+mod pixart;
 mod sd;
 mod sd3;
-mod sdxl;
 
 use crate::{ModelError, diffusion::DiffusionModel, parts::Opened, pipeline::Model};
 use denoised_checkpoint::Folder;
@@ -17,30 +18,22 @@ struct Family {
     open: fn(&Folder) -> Result<Opened, ModelError>,
 }
 
-const FAMILIES: &[Family] = &[
+const FAMILIES: [Family; 5] = [
+    Family {
+        pipeline_class: "DiTPipeline",
+        open: dit::open,
+    },
+    Family {
+        pipeline_class: "PixArtAlphaPipeline",
+        open: pixart::open_alpha,
+    },
+    Family {
+        pipeline_class: "PixArtSigmaPipeline",
+        open: pixart::open_sigma,
+    },
     Family {
         pipeline_class: "StableDiffusionPipeline",
         open: sd::open,
-    },
-    Family {
-        pipeline_class: "StableDiffusionImg2ImgPipeline",
-        open: sd::open,
-    },
-    Family {
-        pipeline_class: "StableDiffusionInpaintPipeline",
-        open: sd::open,
-    },
-    Family {
-        pipeline_class: "StableDiffusionXLPipeline",
-        open: sdxl::open,
-    },
-    Family {
-        pipeline_class: "StableDiffusionXLImg2ImgPipeline",
-        open: sdxl::open,
-    },
-    Family {
-        pipeline_class: "StableDiffusionXLInpaintPipeline",
-        open: sdxl::open,
     },
     Family {
         pipeline_class: "StableDiffusion3Pipeline",

@@ -88,7 +88,6 @@ impl Pipeline for FakePipeline {
         Ok(Resolved {
             width: 8,
             height: 8,
-            n_frames: 1,
             n_steps: request.n_steps.unwrap_or(2),
             guidance: 1.0,
             seed: request.seed,
@@ -131,7 +130,6 @@ impl Pipeline for FakePipeline {
         Ok(Image {
             width: 8,
             height: 8,
-            n_frames: 1,
             rgb: running.state.to_le_bytes().repeat(24),
         })
     }
@@ -215,7 +213,6 @@ fn program_with_grid(grid_px: u32) -> PipelineProgram {
         default_guidance: 1.0,
         samplers: vec!["fake".to_owned()],
         checkpoint_bytes: 0,
-        ..ModelInfo::default()
     })))
 }
 
