@@ -115,7 +115,7 @@ impl OnRank<'_> {
                     wave.joining.push(Member {
                         request_id,
                         request: one.request.clone(),
-                        latents: None,
+                        blobs: Vec::new(),
                         deadline_ns: 0,
                     });
                 }
@@ -309,6 +309,7 @@ mod tests {
         let resolved = Resolved {
             width: 1,
             height: 1,
+            n_frames: 1,
             n_steps: 1,
             guidance: 1.0,
             seed: 0,
@@ -318,6 +319,7 @@ mod tests {
         let image = Image {
             width: 1,
             height: 1,
+            n_frames: 1,
             rgb: vec![0; 3],
         };
         let generated = Generated {

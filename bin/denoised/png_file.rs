@@ -80,6 +80,7 @@ mod tests {
         Resolved {
             width: 2,
             height: 1,
+            n_frames: 1,
             n_steps: 20,
             guidance: 4.5,
             seed: 7,

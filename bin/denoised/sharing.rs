@@ -144,6 +144,7 @@ mod tests {
             default_guidance: 4.0,
             samplers: vec!["flow-euler".to_owned()],
             checkpoint_bytes: 1,
+            ..ModelInfo::default()
         }
     }
 

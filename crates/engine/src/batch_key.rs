@@ -8,10 +8,12 @@
 //! |---|---|
 //! | width, height | the latents' extents; one forward has one shape |
 //! | guidance on or off | with guidance a request is two elements of the batch; its strength is applied to each by itself |
-//! | longest text | the length of the conditioning, where the family pads to it |
+//! | frames | as width and height |
+//! | sizes of pictures, a mask | what is edited goes into the forward beside the latents |
+//! | longest text, number of text layers | the length of the conditioning, where the family pads to it |
 //! | adapters and their strengths | a forward has one set of weights |
 //! | capture | a traced request copies tensors to the host in every step, and others would wait for that |
-//! | steps (request mode) | the wave lasts as long as its longest member |
+//! | steps, noise levels, strength (request mode) | the wave lasts as long as its longest member |
 //! | sampler (request mode) | as steps: samplers differ in evaluations per step |
 //!
 //! Prompts, seeds, given latents and CLIP layers are not: they change values, not shapes. In step mode neither steps nor sampler are,
@@ -29,12 +31,20 @@ pub(crate) fn batch_key(request: &GenerateRequest, model: Option<&ModelInfo>, mo
         negative_prompt: _,
         width,
         height,
+        n_frames,
         n_steps,
         guidance,
+        guidance_2: _,
+        true_guidance,
         seed: _,
         sampler,
+        sigmas,
         max_sequence_length,
         clip_skip: _,
+        text_layers,
+        images,
+        mask,
+        strength,
         adapters,
         latents: _,
         capture,
@@ -46,7 +56,15 @@ pub(crate) fn batch_key(request: &GenerateRequest, model: Option<&ModelInfo>, mo
     height.or(default_size.map(|size| size.1)).hash(&mut hasher);
     let guidance = guidance.or(model.map(|model| model.default_guidance));
     guidance.map(|guidance| guidance > 1.0).hash(&mut hasher);
+    true_guidance.map(|guidance| guidance > 1.0).hash(&mut hasher);
+    let default_n_frames = model.and_then(|model| model.video.map(|video| video.default_n_frames));
+    n_frames.or(default_n_frames).hash(&mut hasher);
     max_sequence_length.hash(&mut hasher);
+    text_layers.len().hash(&mut hasher);
+    for image in images {
+        (image.width, image.height).hash(&mut hasher);
+    }
+    (images.len(), mask.is_some()).hash(&mut hasher);
     for Adapter { name, scale } in adapters {
         (name, scale.to_bits()).hash(&mut hasher);
     }
@@ -57,6 +75,8 @@ pub(crate) fn batch_key(request: &GenerateRequest, model: Option<&ModelInfo>, mo
         n_steps.or(default_n_steps).hash(&mut hasher);
         let default_sampler = model.and_then(|model| model.samplers.first());
         sampler.as_ref().or(default_sampler).hash(&mut hasher);
+        sigmas.len().hash(&mut hasher);
+        strength.map(f32::to_bits).hash(&mut hasher);
     }
     BatchKey(hasher.finish())
 }
@@ -64,7 +84,7 @@ pub(crate) fn batch_key(request: &GenerateRequest, model: Option<&ModelInfo>, mo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use denoised_types::Capture;
+    use denoised_types::{Capture, Image};
 
     fn model() -> ModelInfo {
         ModelInfo {
@@ -76,6 +96,7 @@ mod tests {
             default_guidance: 7.0,
             samplers: vec!["flow-euler".into()],
             checkpoint_bytes: 0,
+            ..ModelInfo::default()
         }
     }
 
@@ -111,6 +132,11 @@ mod tests {
                 key(mode, |r| (r.width, r.height) = (Some(48), Some(64))),
                 key(mode, |r| r.height = Some(64)),
                 key(mode, |r| r.guidance = Some(1.0)),
+                key(mode, |r| r.true_guidance = Some(2.0)),
+                key(mode, |r| r.n_frames = Some(5)),
+                key(mode, |r| r.text_layers = vec![1, 2]),
+                key(mode, |r| r.images = vec![Image::picture(1, 2, vec![0; 6])]),
+                key(mode, |r| r.images = vec![Image::picture(2, 1, vec![0; 6])]),
                 key(mode, |r| r.max_sequence_length = Some(77)),
                 key(mode, |r| r.capture = Capture::Trace),
                 key(mode, |r| r.adapters = adapter("ink", 1.0)),
@@ -127,6 +153,10 @@ mod tests {
     fn steps_and_sampler_count_where_a_wave_is_whole_generations() {
         for (mode, is_equal) in [(Mode::Request, false), (Mode::Step, true)] {
             assert_eq!(key(mode, |r| r.n_steps = Some(4)) == key(mode, |_| {}), is_equal);
+            assert_eq!(
+                key(mode, |r| r.strength = Some(0.5)) == key(mode, |_| {}),
+                is_equal
+            );
             let other = key(mode, |r| r.sampler = Some("ddim".into()));
             assert_eq!(other == key(mode, |_| {}), is_equal);
         }

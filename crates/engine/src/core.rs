@@ -471,7 +471,7 @@ impl Core {
         Member {
             request_id,
             request: *request,
-            latents: None,
+            blobs: Vec::new(),
             deadline_ns: match self.mode {
                 Mode::Request => deadline.saturating_add(self.options.origin_ns),
                 // Ranks that looked at the clock themselves could disagree on the step at which to stop.

@@ -113,12 +113,14 @@ fn generated(rank: Rank) -> Generated {
         image: Image {
             width: 0,
             height: 0,
+            n_frames: 1,
             rgb: Vec::new(),
         },
         tensors: Vec::new(),
         resolved: Resolved {
             width: 0,
             height: 0,
+            n_frames: 1,
             n_steps: 1,
             guidance: 1.0,
             seed: 0,

@@ -1,6 +1,6 @@
 //! What can be said of a request without knowing the model. What needs the model is checked by the worker that loaded it.
 
-use denoised_types::{Adapter, Failure, FailureCode, GenerateRequest, NamedTensor, TensorDType};
+use denoised_types::{Adapter, Failure, FailureCode, GenerateRequest, Image, Mask, NamedTensor, TensorDType};
 
 /// Longest sampler name that travels, in bytes.
 const MAX_SAMPLER_BYTES: usize = 256;
@@ -8,6 +8,10 @@ const MAX_SAMPLER_BYTES: usize = 256;
 const MAX_ADAPTERS: usize = 64;
 /// Longest name of an adapter, in bytes.
 const MAX_ADAPTER_NAME_BYTES: usize = 256;
+/// Most hidden layers of a text encoder that a request names.
+const MAX_TEXT_LAYERS: usize = 64;
+/// Largest side of a picture that a request brings.
+const MAX_PICTURE_SIDE_PX: u32 = 8192;
 /// Most dimensions of initial latents.
 const MAX_LATENT_DIMS: usize = 8;
 
@@ -19,12 +23,20 @@ pub(crate) fn validate(request: &GenerateRequest) -> Result<(), Failure> {
         negative_prompt,
         width,
         height,
+        n_frames,
         n_steps,
         guidance,
+        guidance_2,
+        true_guidance,
         seed: _,
         sampler,
+        sigmas,
         max_sequence_length,
         clip_skip: _,
+        text_layers,
+        images,
+        mask,
+        strength,
         adapters,
         latents,
         capture: _,
@@ -44,13 +56,28 @@ pub(crate) fn validate(request: &GenerateRequest) -> Result<(), Failure> {
             "{n_steps} steps were asked for, 1 to {max_steps} are possible"
         )));
     }
-    if let Some(guidance) = guidance
-        && !guidance.is_finite()
-    {
+    if *n_frames == Some(0) {
+        return Err(invalid("a video of 0 frames cannot be made"));
+    }
+    for (name, guidance) in [
+        ("guidance scale", guidance),
+        ("second guidance scale", guidance_2),
+        ("true guidance scale", true_guidance),
+    ] {
+        if let Some(guidance) = guidance
+            && !guidance.is_finite()
+        {
+            return Err(invalid(format!("the {name} is {guidance}, not a finite number")));
+        }
+    }
+    check_sigmas(sigmas)?;
+    if text_layers.len() > MAX_TEXT_LAYERS {
+        let n = text_layers.len();
         return Err(invalid(format!(
-            "the guidance scale is {guidance}, not a finite number"
+            "{n} text layers were asked for, at most {MAX_TEXT_LAYERS} are possible"
         )));
     }
+    check_pictures(images, mask.as_ref(), *strength)?;
     if let Some(sampler) = sampler
         && sampler.len() > MAX_SAMPLER_BYTES
     {
@@ -69,6 +96,88 @@ fn text(name: &str, text: &str) -> Result<(), Failure> {
     if n_bytes > max_bytes {
         return Err(invalid(format!(
             "the {name} has {n_bytes} bytes, at most {max_bytes} are accepted"
+        )));
+    }
+    Ok(())
+}
+
+fn check_sigmas(sigmas: &[f32]) -> Result<(), Failure> {
+    let (n, max) = (sigmas.len(), GenerateRequest::MAX_STEPS as usize);
+    if n > max {
+        return Err(invalid(format!(
+            "{n} noise levels were given, at most {max} are possible"
+        )));
+    }
+    if let Some(sigma) = sigmas.iter().find(|sigma| !(sigma.is_finite() && **sigma > 0.0)) {
+        return Err(invalid(format!(
+            "a noise level is {sigma}, each must be a finite number above 0"
+        )));
+    }
+    if let Some(pair) = sigmas.windows(2).find(|pair| pair[1] >= pair[0]) {
+        return Err(invalid(format!(
+            "noise level {} follows {}, each must be below the one before",
+            pair[1], pair[0]
+        )));
+    }
+    Ok(())
+}
+
+fn check_pictures(images: &[Image], mask: Option<&Mask>, strength: Option<f32>) -> Result<(), Failure> {
+    let (n, max) = (images.len(), GenerateRequest::MAX_IMAGES);
+    if n > max {
+        return Err(invalid(format!(
+            "{n} pictures were given, at most {max} are possible"
+        )));
+    }
+    for (idx, image) in images.iter().enumerate() {
+        let Image {
+            width,
+            height,
+            n_frames,
+            rgb,
+        } = image;
+        if *n_frames != 1 {
+            return Err(invalid(format!(
+                "picture {idx} has {n_frames} frames, it must have one"
+            )));
+        }
+        check_extent(&format!("picture {idx}"), *width, *height, rgb.len(), 3)?;
+    }
+    if let Some(Mask { width, height, luma }) = mask {
+        check_extent("the mask", *width, *height, luma.len(), 1)?;
+        if images.is_empty() {
+            return Err(invalid("a mask was given without the picture that it is for"));
+        }
+        let (image_width, image_height) = (images[0].width, images[0].height);
+        if (*width, *height) != (image_width, image_height) {
+            return Err(invalid(format!(
+                "the mask is {width}x{height}, its picture is {image_width}x{image_height}: they must be of one size"
+            )));
+        }
+    }
+    if let Some(strength) = strength {
+        if !(strength > 0.0 && strength <= 1.0) {
+            return Err(invalid(format!(
+                "the strength is {strength}, it must be above 0 and at most 1"
+            )));
+        }
+        if images.is_empty() {
+            return Err(invalid("a strength was given without a picture to start from"));
+        }
+    }
+    Ok(())
+}
+
+fn check_extent(what: &str, width: u32, height: u32, n_bytes: usize, n_channels: u64) -> Result<(), Failure> {
+    let sides = 1..=MAX_PICTURE_SIDE_PX;
+    if !sides.contains(&width) || !sides.contains(&height) {
+        return Err(invalid(format!(
+            "{what} is {width}x{height} pixels, 1 to {MAX_PICTURE_SIDE_PX} each way are possible"
+        )));
+    }
+    if u64::from(width) * u64::from(height) * n_channels != n_bytes as u64 {
+        return Err(invalid(format!(
+            "{what} is {width}x{height} pixels and has {n_bytes} bytes, which do not agree"
         )));
     }
     Ok(())
@@ -174,6 +283,10 @@ mod tests {
         );
         for scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             assert!(refusal(|r| r.guidance = Some(scale)).contains("not a finite number"));
+            assert!(refusal(|r| r.guidance_2 = Some(scale)).contains("second guidance scale"));
+            assert!(refusal(|r| r.true_guidance = Some(scale)).contains("true guidance scale"));
+            assert!(refusal(|r| r.sigmas = vec![1.0, scale]).contains("noise level"));
+            assert!(refusal(|r| (r.images, r.strength) = (vec![dot()], Some(scale))).contains("strength"));
         }
         let long = "x".repeat(GenerateRequest::MAX_PROMPT_BYTES + 1);
         assert_eq!(
@@ -185,6 +298,47 @@ mod tests {
         assert!(refusal(|r| r.width = Some(0)).contains("width 0"));
         assert!(refusal(|r| r.height = Some(0)).contains("height 0"));
         assert!(refusal(|r| r.max_sequence_length = Some(0)).contains("0 tokens"));
+    }
+
+    fn dot() -> Image {
+        Image::picture(1, 1, vec![1, 2, 3])
+    }
+
+    fn mask(width: u32, height: u32, n_bytes: usize) -> Option<Mask> {
+        Some(Mask {
+            width,
+            height,
+            luma: vec![255; n_bytes],
+        })
+    }
+
+    #[test]
+    fn pictures_and_masks_that_contradict_themselves_are_refused() {
+        let mut request = GenerateRequest::new("");
+        (request.images, request.mask, request.strength) = (vec![dot()], mask(1, 1, 1), Some(1.0));
+        validate(&request).unwrap();
+        assert!(refusal(|r| r.images = vec![Image::picture(2, 1, vec![0; 3])]).contains("3 bytes"));
+        assert!(refusal(|r| r.images = vec![Image::picture(0, 1, vec![])]).contains("0x1 pixels"));
+        let huge = Image::picture(u32::MAX, u32::MAX, vec![0; 3]);
+        assert!(refusal(|r| r.images = vec![huge.clone()]).contains("1 to 8192"));
+        assert!(refusal(|r| r.images = vec![dot(); 17]).contains("at most 16"));
+        assert!(refusal(|r| r.mask = mask(1, 1, 1)).contains("without the picture"));
+        assert!(refusal(|r| (r.images, r.mask) = (vec![dot()], mask(1, 2, 2))).contains("1x2"));
+        assert!(refusal(|r| (r.images, r.mask) = (vec![dot()], mask(1, 1, 2))).contains("2 bytes"));
+        assert!(refusal(|r| r.strength = Some(0.5)).contains("without a picture"));
+        for strength in [0.0, -0.1, 1.1] {
+            let message = refusal(|r| (r.images, r.strength) = (vec![dot()], Some(strength)));
+            assert!(message.contains("above 0 and at most 1"), "{message}");
+        }
+    }
+
+    #[test]
+    fn noise_levels_must_fall() {
+        assert!(refusal(|r| r.sigmas = vec![1.0, 1.0]).contains("below the one before"));
+        assert!(refusal(|r| r.sigmas = vec![1.0, 0.0]).contains("above 0"));
+        assert!(refusal(|r| r.sigmas = vec![0.5; 1001]).contains("1001 noise levels"));
+        assert!(refusal(|r| r.n_frames = Some(0)).contains("0 frames"));
+        assert!(refusal(|r| r.text_layers = vec![1; 65]).contains("65 text layers"));
     }
 
     #[test]

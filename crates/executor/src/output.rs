@@ -18,6 +18,7 @@ pub struct Output {
 struct Parts {
     width: u32,
     height: u32,
+    n_frames: u32,
     rgb: Blob,
     tensors: Vec<NamedTensor>,
     resolved: Resolved,
@@ -46,7 +47,12 @@ impl Output {
         (self.parts.width, self.parts.height)
     }
 
-    /// `height * width * 3` bytes, rows from the top, red first; not copied.
+    /// Frames; 1 for a picture.
+    pub fn n_frames(&self) -> u32 {
+        self.parts.n_frames
+    }
+
+    /// `n_frames * height * width * 3` bytes, frame by frame, rows from the top, red first; not copied.
     pub fn rgb(&self) -> &[u8] {
         &self.parts.rgb
     }
@@ -66,6 +72,7 @@ impl Output {
         let Parts {
             width,
             height,
+            n_frames,
             rgb,
             tensors,
             resolved,
@@ -74,7 +81,12 @@ impl Output {
         } = *self.parts;
         let rgb = rgb.into_vec();
         Generated {
-            image: Image { width, height, rgb },
+            image: Image {
+                width,
+                height,
+                n_frames,
+                rgb,
+            },
             tensors,
             resolved,
             rank,
@@ -90,16 +102,17 @@ impl Output {
         let GeneratedMeta {
             width,
             height,
+            n_frames,
             rgb,
             resolved,
             times,
         } = meta;
         let rgb = received.take(rgb).unwrap_or_default();
         // Any numbers may come from a worker.
-        let wanted = u128::from(width) * u128::from(height) * 3;
+        let wanted = u128::from(width) * u128::from(height) * u128::from(n_frames) * 3;
         if rgb.len() as u128 != wanted {
             let text = format!(
-                "a picture of {width}x{height} came with {} bytes instead of {wanted}",
+                "{n_frames} pictures of {width}x{height} came with {} bytes instead of {wanted}",
                 rgb.len()
             );
             return Err(Failure::new(FailureCode::Protocol, text).on_rank(rank));
@@ -113,6 +126,7 @@ impl Output {
             parts: Box::new(Parts {
                 width,
                 height,
+                n_frames,
                 rgb,
                 tensors: Vec::new(),
                 resolved,
@@ -135,6 +149,7 @@ impl PartialEq for Output {
         let Parts {
             width,
             height,
+            n_frames,
             rgb,
             tensors,
             resolved,
@@ -142,7 +157,8 @@ impl PartialEq for Output {
             times,
         } = &*self.parts;
         let other = &*other.parts;
-        (*width, *height, rank, times) == (other.width, other.height, &other.rank, &other.times)
+        (*width, *height, *n_frames) == (other.width, other.height, other.n_frames)
+            && (rank, times) == (&other.rank, &other.times)
             && **rgb == *other.rgb
             && *tensors == other.tensors
             && *resolved == other.resolved
@@ -158,11 +174,17 @@ impl From<Generated> for Output {
             rank,
             times,
         } = generated;
-        let Image { width, height, rgb } = image;
+        let Image {
+            width,
+            height,
+            n_frames,
+            rgb,
+        } = image;
         Self {
             parts: Box::new(Parts {
                 width,
                 height,
+                n_frames,
                 rgb: rgb.into(),
                 tensors,
                 resolved,

@@ -177,10 +177,12 @@ fn done(request_id: RequestId, side_px: u32) -> Event {
     let outcome = Ok(GeneratedMeta {
         width: side_px,
         height: side_px,
+        n_frames: 1,
         rgb: BlobIdx(0),
         resolved: Resolved {
             width: side_px,
             height: side_px,
+            n_frames: 1,
             n_steps: 1,
             guidance: f32::NAN,
             seed: 0,

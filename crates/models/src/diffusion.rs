@@ -379,6 +379,7 @@ impl Pipeline for DiffusionPipeline {
         Ok(Image {
             width: generation.resolved.width,
             height: generation.resolved.height,
+            n_frames: 1,
             rgb,
         })
     }

@@ -59,6 +59,16 @@ fn emoji_unet_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
+fn sdxl_is_diffusers() {
+    check_case(&support::data("sdxl"));
+}
+
+#[test]
+fn sdxl_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("sdxl"));
+}
+
+#[test]
 fn sd3_with_t5_is_diffusers() {
     check_case(&support::data("sd3"));
 }
@@ -220,6 +230,10 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
         "guidance_scale",
         "max_sequence_length",
         "clip_skip",
+        "true_cfg_scale",
+        // The upper left corner: what every picture is told to be cut at.
+        "crops_coords_top_left",
+        "negative_crops_coords_top_left",
         // Without effect at these values, or as long as skip_guidance_layers is not given.
         "num_images_per_prompt",
         "callback_on_step_end_tensor_inputs",

@@ -155,12 +155,14 @@ pub fn picture(seed: u64, n_steps: u32, rank: Rank) -> Generated {
         image: Image {
             width: 1,
             height: 1,
+            n_frames: 1,
             rgb: seed.to_le_bytes()[..3].to_vec(),
         },
         tensors: Vec::new(),
         resolved: Resolved {
             width: 1,
             height: 1,
+            n_frames: 1,
             n_steps,
             guidance: 1.0,
             seed,

@@ -154,6 +154,7 @@ pub fn picture(seed: u64, side_px: u32) -> Image {
     Image {
         width: side_px,
         height: side_px,
+        n_frames: 1,
         rgb: (0..n_bytes).map(byte).collect(),
     }
 }
@@ -251,7 +252,7 @@ pub fn step_wave(
     let member = |(request_id, request): &(u64, GenerateRequest)| Member {
         request_id: RequestId(*request_id),
         request: request.clone(),
-        latents: None,
+        blobs: Vec::new(),
         deadline_ns: 0,
     };
     let ids = |ids: &[u64]| ids.iter().copied().map(RequestId).collect();

@@ -12,6 +12,6 @@ mod result;
 
 pub use failure::{ExitCode, Failure, FailureCode};
 pub use ids::{CallId, Epoch, Rank, RequestId, WaveId};
-pub use model::{ModelInfo, WorkerConfig, WorkerDevice};
-pub use request::{Adapter, Capture, GenerateRequest, Mode, NamedTensor, TensorDType};
+pub use model::{ModelInfo, Task, VideoInfo, WorkerConfig, WorkerDevice};
+pub use request::{Adapter, Capture, GenerateRequest, Mask, Mode, NamedTensor, TensorDType};
 pub use result::{Generated, Image, PhaseTimes, Resolved};

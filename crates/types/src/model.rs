@@ -52,7 +52,7 @@ pub struct WorkerDevice {
 }
 
 /// What a checkpoint is, as its files say.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelInfo {
     /// Family name, e.g. `sd3`.
     pub family: String,
@@ -71,4 +71,39 @@ pub struct ModelInfo {
     pub samplers: Vec<String>,
     /// Bytes of all weights in the files.
     pub checkpoint_bytes: u64,
+    /// Of models that make videos.
+    pub video: Option<VideoInfo>,
+    /// What it can be asked for.
+    pub tasks: Vec<Task>,
+}
+
+/// What a model of videos makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VideoInfo {
+    /// Frames when none are asked for.
+    pub default_n_frames: u32,
+    /// Frames come in this number, after the first one.
+    pub frame_step: u32,
+    /// Frames per second that it was trained with.
+    pub fps: u32,
+}
+
+/// What a model can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// A picture from a text.
+    TextToImage,
+    /// A picture from the name of a class.
+    ClassToImage,
+    /// A picture from a picture and a text.
+    ImageToImage,
+    /// A picture with a part of it painted anew.
+    Inpaint,
+    /// A picture changed as a text says.
+    Edit,
+    /// A video from a text.
+    TextToVideo,
+    /// A video from its first frame and a text.
+    ImageToVideo,
 }

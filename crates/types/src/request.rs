@@ -1,5 +1,6 @@
 //! What was asked for, before anybody has checked it.
 
+use crate::Image;
 use serde::{Deserialize, Serialize};
 
 /// One picture to make. `None` means the family's (or checkpoint's) default.
@@ -16,20 +17,40 @@ pub struct GenerateRequest {
     pub width: Option<u32>,
     /// Height of the picture in pixels; as `width`.
     pub height: Option<u32>,
+    /// Frames of the video; must be one more than a multiple of what the family makes at a time. 1 for pictures.
+    pub n_frames: Option<u32>,
     /// Denoiser steps, `1..=GenerateRequest::MAX_STEPS` (checked by the engine).
     pub n_steps: Option<u32>,
     /// Classifier-free guidance scale; at or below 1 the unconditional half is not computed. Finite (checked by the engine).
     pub guidance: Option<f32>,
+    /// Guidance scale of the second, low-noise denoiser, where the model has two; the first one's if not given.
+    pub guidance_2: Option<f32>,
+    /// Classifier-free guidance scale beside `guidance`, for models that take that one as an input (FLUX.1): on above 1 with a negative
+    /// prompt, which costs twice the time.
+    pub true_guidance: Option<f32>,
     /// Seed of the initial noise, as `torch.Generator("cpu").manual_seed(seed)` would take it.
     #[serde(default)]
     pub seed: u64,
     /// Name of the sampler, e.g. `flow-euler`; unknown names are refused with the known ones listed.
     pub sampler: Option<String>,
-    /// Longest T5 text in tokens, where the family has such a limit (SD3: 256).
+    /// Noise levels in place of the sampler's own, falling, one per step; empty for its own.
+    #[serde(default)]
+    pub sigmas: Vec<f32>,
+    /// Longest text in tokens, where the family has such a limit (SD3: 256).
     pub max_sequence_length: Option<u32>,
     /// CLIP layers of the prompt that are left out beyond the family's own choice, as diffusers' `clip_skip` counts them; the
     /// negative prompt keeps all of them, as there.
     pub clip_skip: Option<u32>,
+    /// Hidden layers whose states the text encoder gives, where the family takes several (FLUX.2); empty for the family's own.
+    #[serde(default)]
+    pub text_layers: Vec<u32>,
+    /// Pictures to start from, to edit or to animate. At most [`GenerateRequest::MAX_IMAGES`].
+    #[serde(default)]
+    pub images: Vec<Image>,
+    /// Where to repaint the first of `images`; the rest stays. Its size is that of the picture.
+    pub mask: Option<Mask>,
+    /// How much of a picture is given up when another is made from it: 1 starts from noise alone, 0.3 keeps most. Above 0, at most 1.
+    pub strength: Option<f32>,
     /// Adapters that change the model for this request, each with its strength. Unknown names are refused.
     #[serde(default)]
     pub adapters: Vec<Adapter>,
@@ -45,6 +66,8 @@ impl GenerateRequest {
     pub const MAX_PROMPT_BYTES: usize = 128 * 1024;
     /// Most denoiser steps of one request.
     pub const MAX_STEPS: u32 = 1000;
+    /// Most pictures that one request brings.
+    pub const MAX_IMAGES: usize = 16;
 
     /// A request for `prompt` with every default and seed 0.
     pub fn new(prompt: impl Into<String>) -> Self {
@@ -53,16 +76,50 @@ impl GenerateRequest {
             negative_prompt: None,
             width: None,
             height: None,
+            n_frames: None,
             n_steps: None,
             guidance: None,
+            guidance_2: None,
+            true_guidance: None,
             seed: 0,
             sampler: None,
+            sigmas: Vec::new(),
             max_sequence_length: None,
             clip_skip: None,
+            text_layers: Vec::new(),
+            images: Vec::new(),
+            mask: None,
+            strength: None,
             adapters: Vec::new(),
             latents: None,
             capture: Capture::Image,
         }
+    }
+
+    /// Everything in it that may be large, always in the same order, so that it can travel beside the rest: latents, pictures, mask.
+    pub fn large_parts(&mut self) -> impl Iterator<Item = &mut Vec<u8>> {
+        let latents = self.latents.iter_mut().map(|tensor| &mut tensor.data);
+        let images = self.images.iter_mut().map(|image| &mut image.rgb);
+        let mask = self.mask.iter_mut().map(|mask| &mut mask.luma);
+        latents.chain(images).chain(mask)
+    }
+
+    /// What is wrong with the sizes of latents, pictures and mask, if anything is: each must have the bytes that its shape says.
+    pub fn inconsistency(&self) -> Option<String> {
+        if let Some(latents) = self.latents.as_ref().filter(|latents| !latents.is_consistent()) {
+            let (shape, n_bytes) = (&latents.shape, latents.data.len());
+            return Some(format!("latents of shape {shape:?} do not have {n_bytes} bytes"));
+        }
+        if let Some(image) = self.images.iter().find(|image| !image.is_consistent()) {
+            let n_bytes = image.rgb.len();
+            return Some(format!("{image:?} does not have {n_bytes} bytes"));
+        }
+        let mask = self.mask.as_ref().filter(|mask| !mask.is_consistent())?;
+        let Mask { width, height, luma } = mask;
+        let n_bytes = luma.len();
+        Some(format!(
+            "a mask of {width}x{height} does not have {n_bytes} bytes"
+        ))
     }
 }
 
@@ -73,6 +130,30 @@ pub struct Adapter {
     pub name: String,
     /// Its strength; 1 as it was trained. Finite (checked by the engine).
     pub scale: f32,
+}
+
+/// Where a picture is repainted.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mask {
+    /// Width in pixels.
+    pub width: u32,
+    /// Height in pixels.
+    pub height: u32,
+    /// `height * width` bytes, rows from the top: from 128 on the pixel is repainted, below it is kept.
+    pub luma: Vec<u8>,
+}
+
+impl Mask {
+    /// Whether there is a byte for every pixel.
+    pub fn is_consistent(&self) -> bool {
+        u64::from(self.width) * u64::from(self.height) == self.luma.len() as u64
+    }
+}
+
+impl std::fmt::Debug for Mask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Mask({}x{})", self.width, self.height)
+    }
 }
 
 /// What a request returns.

@@ -3,20 +3,43 @@
 use crate::{NamedTensor, Rank};
 use serde::{Deserialize, Serialize};
 
-/// An 8-bit RGB picture.
+/// An 8-bit RGB picture, or the frames of a video.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     /// Width in pixels.
     pub width: u32,
     /// Height in pixels.
     pub height: u32,
-    /// `height * width * 3` bytes, rows from the top, red first.
+    /// Frames; 1 for a picture.
+    pub n_frames: u32,
+    /// `n_frames * height * width * 3` bytes, frame by frame, rows from the top, red first.
     pub rgb: Vec<u8>,
+}
+
+impl Image {
+    /// One picture of `height * width * 3` bytes.
+    pub fn picture(width: u32, height: u32, rgb: Vec<u8>) -> Self {
+        Self {
+            width,
+            height,
+            n_frames: 1,
+            rgb,
+        }
+    }
+
+    /// Whether there are three bytes for every pixel of every frame.
+    pub fn is_consistent(&self) -> bool {
+        let sides = u128::from(self.width) * u128::from(self.height);
+        sides * u128::from(self.n_frames) * 3 == self.rgb.len() as u128
+    }
 }
 
 impl std::fmt::Debug for Image {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Image({}x{})", self.width, self.height)
+        match self.n_frames {
+            1 => write!(f, "Image({}x{})", self.width, self.height),
+            n => write!(f, "Image({}x{}, {n} frames)", self.width, self.height),
+        }
     }
 }
 
@@ -42,7 +65,9 @@ pub struct Resolved {
     pub width: u32,
     /// Height in pixels.
     pub height: u32,
-    /// Denoiser steps that were run.
+    /// Frames; 1 for a picture.
+    pub n_frames: u32,
+    /// Denoiser steps that were asked for. With a picture to start from fewer are run, with some samplers more.
     pub n_steps: u32,
     /// Guidance scale.
     pub guidance: f32,

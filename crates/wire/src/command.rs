@@ -1,6 +1,6 @@
 //! What an executor tells its workers. A closed set: a new variant makes the compiler list the places.
 
-use crate::{BlobIdx, TensorMeta};
+use crate::BlobIdx;
 use denoised_types::{GenerateRequest, Mode, Rank, RequestId, WaveId};
 use serde::{Deserialize, Serialize};
 
@@ -38,10 +38,10 @@ impl Wave {
 pub struct Member {
     /// Its id.
     pub request_id: RequestId,
-    /// What was asked. On the wire `request.latents` is `None`; the tensor travels as `latents`.
+    /// What was asked. On the wire its [`GenerateRequest::large_parts`] are empty.
     pub request: GenerateRequest,
-    /// Initial latents, if the request brought them.
-    pub latents: Option<TensorMeta>,
+    /// Where its large parts are, in their order.
+    pub blobs: Vec<BlobIdx>,
     /// Absolute deadline on the host's monotonic clock in nanoseconds, 0 for none; checked between steps.
     pub deadline_ns: u64,
 }

@@ -57,7 +57,9 @@ pub struct GeneratedMeta {
     pub width: u32,
     /// Height in pixels.
     pub height: u32,
-    /// `height * width * 3` bytes of RGB.
+    /// Frames; 1 for a picture.
+    pub n_frames: u32,
+    /// `n_frames * height * width * 3` bytes of RGB.
     pub rgb: BlobIdx,
     /// Arguments with defaults filled in.
     pub resolved: Resolved,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Version of this crate's messages. Raised whenever one changes; peers of different versions refuse each other at the handshake
 /// and at every message.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 
 /// Bytes of an encoded [`Header`].
 pub const HEADER_BYTES: usize = 24;

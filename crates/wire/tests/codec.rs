@@ -1,8 +1,8 @@
 //! Messages survive the trip, and no other bytes do harm.
 
 use denoised_types::{
-    CallId, Capture, Epoch, Failure, FailureCode, GenerateRequest, Mode, PhaseTimes, Rank, RequestId,
-    Resolved, TensorDType, WaveId, WorkerConfig,
+    CallId, Capture, Epoch, Failure, FailureCode, GenerateRequest, Image, Mask, Mode, PhaseTimes, Rank,
+    RequestId, Resolved, TensorDType, WaveId, WorkerConfig,
 };
 use denoised_wire::*;
 
@@ -32,9 +32,16 @@ fn commands() -> Vec<Command> {
             negative_prompt: Some("blur".into()),
             guidance: Some(4.5),
             capture: Capture::Trace,
+            images: vec![Image::picture(2, 1, Vec::new())],
+            mask: Some(Mask {
+                width: 2,
+                height: 1,
+                luma: Vec::new(),
+            }),
+            strength: Some(0.5),
             ..GenerateRequest::new("ein Bär \u{1f43b}")
         },
-        latents: Some(tensor()),
+        blobs: vec![BlobIdx(0), BlobIdx(1)],
         deadline_ns: 0,
     };
     let wave = Wave {
@@ -75,6 +82,7 @@ fn events() -> Vec<Event> {
     let resolved = Resolved {
         width: 64,
         height: 48,
+        n_frames: 1,
         n_steps: 20,
         guidance: 7.0,
         seed: u64::MAX,
@@ -84,6 +92,7 @@ fn events() -> Vec<Event> {
     let meta = GeneratedMeta {
         width: 64,
         height: 48,
+        n_frames: 1,
         rgb: BlobIdx(0),
         resolved,
         times: PhaseTimes::default(),
@@ -300,9 +309,9 @@ fn replies_of_the_control_lane_survive_the_trip() {
 #[test]
 fn the_header_is_little_endian_in_field_order() {
     let bytes = header().to_bytes();
-    // By hand: version 4, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.
+    // By hand: version 5, epoch 7, call 0x0102030405060708, rank 3, deadline 2^64 - 6.
     let expected = [
-        4, 0, 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0xfa, 255, 255, 255, 255, 255, 255, 255,
+        5, 0, 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0xfa, 255, 255, 255, 255, 255, 255, 255,
     ];
     assert_eq!(bytes, expected);
     assert_eq!(Header::from_bytes(&bytes), header());

@@ -120,13 +120,14 @@
 //!     let resolved = Resolved {
 //!         width: 8,
 //!         height: 8,
+//!         n_frames: 1,
 //!         n_steps: 3,
 //!         guidance: 1.0,
 //!         seed: request.seed,
 //!         sampler: "none".into(),
 //!         warnings: Vec::new(),
 //!     };
-//!     let image = Image { width: 8, height: 8, rgb: vec![request.seed as u8; 8 * 8 * 3] };
+//!     let image = Image::picture(8, 8, vec![request.seed as u8; 8 * 8 * 3]);
 //!     Generated { image, tensors: Vec::new(), resolved, rank: Rank(0), times: PhaseTimes::default() }
 //! }
 //!

@@ -11,10 +11,9 @@ use crate::{
 };
 use denoised_link::{BootSender, DataReceiver, LinkError, Received, WorkerEnd};
 use denoised_os::{Deadline, now_ns};
-use denoised_types::{CallId, Failure, FailureCode, Mode, NamedTensor, RequestId, WaveId};
+use denoised_types::{CallId, Failure, FailureCode, Mode, RequestId, WaveId};
 use denoised_wire::{
-    BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, TensorMeta, Wave, decode_command,
-    split_header,
+    BlobIdx, BootUp, Command, Event, Header, Hello, Member, StartPhase, Wave, decode_command, split_header,
 };
 use std::{
     any::Any,
@@ -662,42 +661,24 @@ struct Turn {
     broken: HashMap<RequestId, Failure>,
 }
 
-/// A member with its latents.
+/// A member with the large parts of its request.
 fn unpack(member: Member, received: &mut Received) -> Result<WaveMember, Failure> {
     let Member {
         request_id,
         mut request,
-        latents,
+        blobs,
         deadline_ns,
     } = member;
-    if let Some(TensorMeta {
-        name,
-        dtype,
-        shape,
-        blob,
-    }) = latents
-    {
-        let data = received.take_blob(blob).ok_or_else(|| {
-            Failure::new(
-                FailureCode::Protocol,
-                "the request's latents did not come with it",
-            )
+    let mut blobs = blobs.into_iter();
+    for part in request.large_parts() {
+        let blob = blobs.next().and_then(|blob| received.take_blob(blob));
+        *part = blob.ok_or_else(|| {
+            let text = "a part of the request (latents, a picture or its mask) did not come with it";
+            Failure::new(FailureCode::Protocol, text)
         })?;
-        let tensor = NamedTensor {
-            name,
-            dtype,
-            shape,
-            data,
-        };
-        if !tensor.is_consistent() {
-            let text = format!(
-                "latents of shape {:?} do not have {} bytes",
-                tensor.shape,
-                tensor.data.len()
-            );
-            return Err(Failure::new(FailureCode::InvalidRequest, text));
-        }
-        request.latents = Some(tensor);
+    }
+    if let Some(text) = request.inconsistency() {
+        return Err(Failure::new(FailureCode::InvalidRequest, text));
     }
     Ok(WaveMember {
         request_id,

@@ -160,10 +160,10 @@ impl<'a> Sink<'a> {
                 times,
                 ..
             }) => {
-                let (width, height) = (image.width, image.height);
                 let meta = GeneratedMeta {
-                    width,
-                    height,
+                    width: image.width,
+                    height: image.height,
+                    n_frames: image.n_frames,
                     rgb: BlobIdx(0),
                     resolved,
                     times,

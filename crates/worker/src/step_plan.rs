@@ -83,7 +83,7 @@ mod tests {
         let member = |&id: &u64| Member {
             request_id: RequestId(id),
             request: GenerateRequest::new(""),
-            latents: None,
+            blobs: Vec::new(),
             deadline_ns: 0,
         };
         let joining = joining.iter().map(member).collect();

@@ -37,10 +37,12 @@ fn generated() -> GeneratedMeta {
     GeneratedMeta {
         width: 0,
         height: 0,
+        n_frames: 1,
         rgb: BlobIdx(0),
         resolved: Resolved {
             width: 0,
             height: 0,
+            n_frames: 1,
             n_steps: 1,
             guidance: 1.0,
             seed: 0,
@@ -111,7 +113,7 @@ impl History {
             joining.push(Member {
                 request_id,
                 request: GenerateRequest::new(""),
-                latents: None,
+                blobs: Vec::new(),
                 deadline_ns,
             });
         }

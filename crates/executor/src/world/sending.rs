@@ -9,9 +9,7 @@ use crate::{
 use denoised_link::{DataSender, LinkError, RankSet};
 use denoised_os::Deadline;
 use denoised_types::{CallId, Failure, FailureCode, Mode, Rank, RequestId};
-use denoised_wire::{
-    BlobIdx, Command, Header, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TensorMeta, Wave, encode_command,
-};
+use denoised_wire::{BlobIdx, Command, Header, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Wave, encode_command};
 use std::{fmt, ops::ControlFlow, sync::atomic::Ordering, time::Instant};
 
 /// Requests per cancel message, so that each fits the control lane.
@@ -25,8 +23,8 @@ impl World {
             return Err(self.no_such_rank(&format!("wave {} for ranks {:?}", wave.wave_id, wave.ranks)));
         }
         let mut wave = wave;
-        let latents = take_latents(&mut wave);
-        let blobs: Vec<&[u8]> = latents.iter().map(Vec::as_slice).collect();
+        let parts = take_large_parts(&mut wave);
+        let blobs: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         let mut sender = self.enter_gate(deadline, &"dispatching a wave")?;
         // Under the gate, so that calls reach the ranks in the order of their ids.
         let call_id = CallId(self.next_call.fetch_add(1, Ordering::Relaxed));
@@ -213,23 +211,20 @@ pub(super) fn refused(text: String) -> ExecutorError {
     ExecutorError::Refused(Failure::new(FailureCode::InvalidRequest, text))
 }
 
-/// Takes the latents out of the requests, to travel beside the message.
-fn take_latents(wave: &mut Wave) -> Vec<Vec<u8>> {
-    let mut latents = Vec::new();
+/// Takes what is large out of the requests, to travel beside the message.
+fn take_large_parts(wave: &mut Wave) -> Vec<Vec<u8>> {
+    let mut taken = Vec::new();
     for member in &mut wave.joining {
-        member.latents = member.request.latents.take().map(|tensor| {
-            // More members than blob indices do not fit the record either, which the link reports.
-            let blob = BlobIdx(u16::try_from(latents.len()).unwrap_or(u16::MAX));
-            latents.push(tensor.data);
-            TensorMeta {
-                name: tensor.name,
-                dtype: tensor.dtype,
-                shape: tensor.shape,
-                blob,
-            }
-        });
+        member.blobs.clear();
+        for part in member.request.large_parts() {
+            // More parts than blob indices do not fit the record either, which the link reports.
+            member
+                .blobs
+                .push(BlobIdx(u16::try_from(taken.len()).unwrap_or(u16::MAX)));
+            taken.push(std::mem::take(part));
+        }
     }
-    latents
+    taken
 }
 
 /// Nothing of the call was sent: nobody owes anything, and its caller hears why.

@@ -97,7 +97,7 @@ pub(crate) fn events_until_failed(executor: &dyn Executor) -> Vec<ExecutorEvent>
 pub(crate) fn image(output: &denoised_executor::Output) -> Image {
     let (width, height) = output.size();
     let rgb = output.rgb().to_vec();
-    Image { width, height, rgb }
+    Image::picture(width, height, rgb)
 }
 
 pub(crate) fn outcomes(events: &[ExecutorEvent]) -> BTreeMap<RequestId, Result<Image, Failure>> {

@@ -392,6 +392,7 @@ fn generated(meta: GeneratedMeta, rank: Rank, received: &mut Received) -> Genera
         image: Image {
             width: meta.width,
             height: meta.height,
+            n_frames: 1,
             rgb: received.take_blob(meta.rgb).unwrap_or_default(),
         },
         tensors: Vec::new(),

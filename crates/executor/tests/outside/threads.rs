@@ -15,8 +15,7 @@ use denoised_testkit::{
 };
 use denoised_types::{CallId, Epoch, Failure, FailureCode, Rank, RequestId, WorkerConfig};
 use denoised_wire::{
-    BlobIdx, BootUp, Command, Event, HEADER_BYTES, Header, PROTOCOL_VERSION, TensorMeta, decode_event,
-    encode_command,
+    BlobIdx, BootUp, Command, Event, HEADER_BYTES, Header, PROTOCOL_VERSION, decode_event, encode_command,
 };
 use std::{
     collections::BTreeSet,
@@ -321,15 +320,13 @@ impl Executor for Threads {
         }
         let mut blobs = Vec::new();
         for member in &mut wave.joining {
-            member.latents = member.request.latents.take().map(|tensor| {
-                blobs.push(tensor.data);
-                TensorMeta {
-                    name: tensor.name,
-                    dtype: tensor.dtype,
-                    shape: tensor.shape,
-                    blob: BlobIdx(u16::try_from(blobs.len() - 1).unwrap_or(u16::MAX)),
-                }
-            });
+            member.blobs.clear();
+            for part in member.request.large_parts() {
+                member
+                    .blobs
+                    .push(BlobIdx(u16::try_from(blobs.len()).unwrap_or(u16::MAX)));
+                blobs.push(std::mem::take(part));
+            }
         }
         let mut last = lock(&shared.order);
         *last += 1;

@@ -1,6 +1,9 @@
 //! Networks that are called at each step.
 
 mod dit;
+mod flux;
+mod flux2;
+mod flux_blocks;
 mod mmdit;
 mod pixart;
 mod rope;

@@ -8,16 +8,17 @@
 
 mod config;
 
-pub(crate) use config::UnetConfig;
+pub(crate) use config::{AdditionConfig, UnetConfig};
 
 use self::config::MidConfig;
 use super::{Denoiser, DenoiserInput, repeat_bias};
 
+use crate::conditioning::Conditioning;
 use denoised_nn::{
     After, Conv2d, Ctx, Downsample, GroupNorm, Linear, ResnetBlock, ResnetSpec, Result, Scope,
-    TimestepEmbedding, Transformer2d, Transformer2dSpec, Upsample,
+    TimestepEmbedding, Transformer2d, Transformer2dSpec, TwoLayer, Upsample,
 };
-use denoised_tensor::{Activation, Tensor, TensorError};
+use denoised_tensor::{Activation, Tensor, TensorError, TimestepSpec};
 
 /// The network.
 #[derive(Debug)]
@@ -25,6 +26,7 @@ pub(crate) struct Unet {
     conv_in: Conv2d,
     time: TimestepEmbedding,
     time_activations: [Activation; 2],
+    addition: Option<Addition>,
     /// The time embedding as every residual block takes it, side by side.
     shifts: Linear,
     downs: Vec<Stage>,
@@ -37,6 +39,50 @@ pub(crate) struct Unet {
     activation: Activation,
     c_out: usize,
     is_centered: bool,
+}
+
+/// Pooled text and numbers beside it as a summand of the time embedding.
+#[derive(Debug)]
+struct Addition {
+    sinusoids: TimestepSpec,
+    n_sinusoids: usize,
+    n_in: usize,
+    layers: TwoLayer,
+}
+
+impl Addition {
+    fn new(scope: &mut Scope<'_>, config: &UnetConfig, addition: AdditionConfig) -> Self {
+        let AdditionConfig { n_sinusoids, n_in } = addition;
+        Self {
+            sinusoids: config.time_spec,
+            n_sinusoids,
+            n_in,
+            layers: TwoLayer::new(scope, n_in, config.n_time, Activation::Silu),
+        }
+    }
+
+    /// `[batch, n_time]` of pooled text `[batch, c]` and numbers `[batch, n]`.
+    fn forward(&self, ctx: &Ctx<'_>, conditioning: &Conditioning) -> Result<Tensor> {
+        let (Some(pooled), Some(numbers)) = (&conditioning.pooled, &conditioning.numbers) else {
+            return Err(TensorError::Operand {
+                op: "unet",
+                detail: "the family gives no pooled text or no numbers".to_owned(),
+            });
+        };
+        let (batch, n_numbers, c) = (numbers.dim(0), numbers.dim(1), pooled.dim(1));
+        let sinusoids = ctx.alloc(&[batch * n_numbers, self.n_sinusoids])?;
+        let flat = numbers.reshape(&[batch * n_numbers])?;
+        ctx.backend
+            .timestep_embedding(&flat, &self.sinusoids, &sinusoids)?;
+        let n_behind = n_numbers * self.n_sinusoids;
+        let both = ctx.alloc(&[batch, self.n_in])?;
+        ctx.backend.copy(pooled, &both.narrow(1, 0, c)?)?;
+        ctx.backend.copy(
+            &sinusoids.reshape(&[batch, n_behind])?,
+            &both.narrow(1, c, n_behind)?,
+        )?;
+        self.layers.forward(ctx, &both, After::default())
+    }
 }
 
 /// The layers of one resolution and the change to the next.
@@ -139,6 +185,9 @@ impl Unet {
             config.n_time,
             config.resnet.activation,
         );
+        let addition = config
+            .addition
+            .map(|addition| Addition::new(&mut root.at("add_embedding"), config, addition));
         let mut builder = Builder {
             config,
             time_names: Vec::new(),
@@ -196,6 +245,7 @@ impl Unet {
             conv_in,
             time,
             time_activations: config.time_activations,
+            addition,
             shifts,
             downs,
             mid,
@@ -205,11 +255,11 @@ impl Unet {
             conv_out: Conv2d::same(
                 &mut root.at("conv_out"),
                 finest,
-                config.c_in,
+                config.c_out,
                 config.conv_out_side,
             ),
             activation: config.resnet.activation,
-            c_out: config.c_in,
+            c_out: config.c_out,
             is_centered: config.is_centered,
         }
     }
@@ -225,9 +275,17 @@ impl Unet {
     }
 
     /// The time embedding for all residual blocks, `[batch, n_shifts]`.
-    fn shifts(&self, ctx: &Ctx<'_>, timesteps: &Tensor) -> Result<Tensor> {
+    fn shifts(&self, ctx: &Ctx<'_>, timesteps: &Tensor, conditioning: &Conditioning) -> Result<Tensor> {
         let [last, whole] = self.time_activations;
-        let time = self.time.forward(ctx, timesteps, After::activation(last))?;
+        let addition = match &self.addition {
+            Some(addition) => Some(addition.forward(ctx, conditioning)?),
+            None => None,
+        };
+        let after = After {
+            residual: addition.as_ref(),
+            ..After::activation(last)
+        };
+        let time = self.time.forward(ctx, timesteps, after)?;
         for activation in [whole, self.activation] {
             if activation != Activation::None {
                 ctx.backend.activation(&time, activation, &time)?;
@@ -280,7 +338,7 @@ impl Denoiser for Unet {
         } = *input;
         let context = &conditioning.tokens;
         let inputs = Inputs {
-            shifts: self.shifts(ctx, timesteps)?,
+            shifts: self.shifts(ctx, timesteps, conditioning)?,
             context,
             bias: repeat_bias(ctx, context.dim(1), conditioning.n_last_repeats)?,
         };

@@ -29,6 +29,7 @@ impl DiffusionPipeline {
         let resolved = Resolved {
             width,
             height,
+            n_frames: 1,
             n_steps,
             guidance,
             seed: request.seed,

@@ -11,7 +11,7 @@ use crate::{
         CLIP_UNREAD_NAMES, ClipConfig, ClipEncoder, ClipText, ClipTokenizer, Fitted, T5Config, T5Encoder,
         T5Tokenizer,
     },
-    vae::{Decoder, Encoder, KL_UNREAD_NAMES, KlConfig, KlDecoder},
+    vae::{Decoder, Encoder, KL_UNREAD_NAMES, KlConfig, KlDecoder, KlEncoder},
 };
 use denoised_checkpoint::{Config, Folder, Weights};
 use denoised_nn::{Ctx, Declare, Result, Scope};
@@ -75,34 +75,34 @@ pub(super) fn expect_equal(
     ))
 }
 
+/// Refuses a CLIP tokenizer that makes more tokens, or others, than its encoder takes. Components are told apart by `suffix`: ` 2`.
+pub(super) fn expect_clip(
+    folder: &Folder,
+    (tokenizer, n_tokens): (&ClipTokenizer, usize),
+    clip: &ClipConfig,
+    suffix: &str,
+) -> std::result::Result<(), ModelError> {
+    if n_tokens > clip.n_positions {
+        let n_positions = clip.n_positions;
+        let problem =
+            format!("the tokenizer makes {n_tokens} tokens, text encoder{suffix} takes {n_positions}");
+        return Err(unfit(folder, problem));
+    }
+    expect_vocabulary(folder, tokenizer.max_id(), clip.vocab_size, suffix)
+}
+
 /// Refuses a tokenizer with ids that its text encoder has no embedding for.
 pub(super) fn expect_vocabulary(
     folder: &Folder,
-    (tokenizer, max_id): (&str, u32),
-    (encoder, vocab_size): (&str, usize),
+    max_id: u32,
+    vocab_size: usize,
+    suffix: &str,
 ) -> std::result::Result<(), ModelError> {
     if (max_id as usize) < vocab_size {
         return Ok(());
     }
-    Err(unfit(
-        folder,
-        format!("the {tokenizer} has the id {max_id}, the {encoder} knows {vocab_size}"),
-    ))
-}
-
-/// Refuses more tokens than a text encoder has positions for.
-pub(super) fn expect_positions(
-    folder: &Folder,
-    (tokenizer, n_tokens): (&str, usize),
-    (encoder, n_positions): (&str, usize),
-) -> std::result::Result<(), ModelError> {
-    if n_tokens <= n_positions {
-        return Ok(());
-    }
-    Err(unfit(
-        folder,
-        format!("the {tokenizer} makes {n_tokens} tokens, the {encoder} takes {n_positions}"),
-    ))
+    let problem = format!("tokenizer{suffix} has the id {max_id}, text encoder{suffix} knows {vocab_size}");
+    Err(unfit(folder, problem))
 }
 
 /// Sizes of the pictures of a family.
@@ -126,6 +126,7 @@ pub(super) fn model_info(family: &str, sizes: &Sizes, n_steps: u32, guidance: f3
         default_guidance: guidance,
         samplers: Vec::new(),
         checkpoint_bytes: 0,
+        ..ModelInfo::default()
     }
 }
 
@@ -180,8 +181,11 @@ impl Loading {
     /// Both halves of an `AutoencoderKL`, the first if the files have it.
     pub(super) fn kl(&mut self, config: &KlConfig) -> Autoencoder {
         self.ignore("vae", KL_UNREAD_NAMES);
+        let mut vae = self.at("vae");
+        let encoder = KlEncoder::is_stored(&vae)
+            .then(|| Box::new(KlEncoder::new(&mut vae, config)) as Box<dyn Encoder>);
         Autoencoder {
-            encoder: None,
+            encoder,
             decoder: Box::new(KlDecoder::new(&mut self.at("vae"), config)),
         }
     }
@@ -238,6 +242,18 @@ pub(super) fn push_ids(tokenized: &mut Tokenized, raw: Vec<u32>, fitted: Fitted,
     }
     tokenized.raw.push(raw);
     tokenized.fitted.push(fitted.ids);
+}
+
+/// As [`push_ids`] with CLIP's tokenizer.
+pub(super) fn push_clip_ids(
+    tokenized: &mut Tokenized,
+    tokenizer: &ClipTokenizer,
+    text: &str,
+    reader: Reader<'_>,
+) {
+    let raw = tokenizer.encode(text);
+    let fitted = tokenizer.fit(&raw, reader.n_tokens);
+    push_ids(tokenized, raw, fitted, reader);
 }
 
 /// Copies `x` `[.., width]` to the columns of `out` that begin at `column`.

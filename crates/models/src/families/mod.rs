@@ -5,6 +5,7 @@ mod dit;
 mod pixart;
 mod sd;
 mod sd3;
+mod sdxl;
 
 use crate::{ModelError, diffusion::DiffusionModel, parts::Opened, pipeline::Model};
 use denoised_checkpoint::Folder;
@@ -18,7 +19,7 @@ struct Family {
     open: fn(&Folder) -> Result<Opened, ModelError>,
 }
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: &[Family] = &[
     Family {
         pipeline_class: "DiTPipeline",
         open: dit::open,
@@ -34,6 +35,26 @@ const FAMILIES: [Family; 5] = [
     Family {
         pipeline_class: "StableDiffusionPipeline",
         open: sd::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionImg2ImgPipeline",
+        open: sd::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionInpaintPipeline",
+        open: sd::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionXLPipeline",
+        open: sdxl::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionXLImg2ImgPipeline",
+        open: sdxl::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusionXLInpaintPipeline",
+        open: sdxl::open,
     },
     Family {
         pipeline_class: "StableDiffusion3Pipeline",

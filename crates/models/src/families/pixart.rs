@@ -53,7 +53,7 @@ fn open(folder: &Folder, tells_sizes: bool, length: u32) -> std::result::Result<
     // The pipelines do not shift latents, whatever the autoencoder says.
     let kl = kl(folder)?.without_shift();
     let (vocabulary, max_id) = (t5.vocab_size, tokenizer.max_id());
-    expect_vocabulary(folder, ("tokenizer", max_id), ("text encoder", vocabulary))?;
+    expect_vocabulary(folder, max_id, vocabulary, "")?;
     expect_equal(
         folder,
         ("the text encoder gives channels:", t5.n_channels),

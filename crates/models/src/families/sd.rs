@@ -3,25 +3,27 @@
 //! What is read and what is put in its place are those of diffusers' `StableDiffusionPipeline`. Its safety checker is no part of what
 //! is computed here: a checkpoint may bring one, and it is not run.
 
-use super::expect_class;
+use super::{
+    components::{self, Autoencoder, Loading, Reader, Sizes, model_info},
+    expect_class,
+};
 use crate::{
     ModelError,
     conditioning::{
-        Conditioner, Conditioning, ENCODE_PROMPT_NAMES, EncodeArgs, TextOptions, Tokenized, cut_warning,
-        trace_named,
+        Conditioner, Conditioning, ENCODE_PROMPT_NAMES, EncodeArgs, TextOptions, Tokenized, trace_named,
     },
     denoiser::{Unet, UnetConfig},
-    parts::{Experts, GuidanceRule, LatentsLayout, Opened, Parts, Tasks},
+    parts::{Channels, Experts, GuidanceRule, LatentsLayout, Opened, Parts, Tasks},
     text::{ClipConfig, ClipEncoder, ClipTokenizer},
-    vae::{KL_UNREAD_NAMES, KlConfig, KlDecoder},
+    vae::KlConfig,
 };
 use denoised_checkpoint::{Config, Folder};
-use denoised_nn::{Ctx, Declare, Result};
+use denoised_nn::{Ctx, Result};
 use denoised_sampler::{
     BetaSchedule, Ddim, DiscreteConfig, Euler, FinalSigmas, InterpolationType, PredictionType, Sampler,
     SamplerError, TimestepSpacing, TimestepType,
 };
-use denoised_types::{Image, ModelInfo, NamedTensor};
+use denoised_types::{Image, NamedTensor};
 use serde_json::Value;
 
 const DEFAULT_N_STEPS: u32 = 50;
@@ -72,133 +74,107 @@ const SCHEDULER_KEYS_WITHOUT_EFFECT: [&str; 17] = [
 pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     folder.options().bool_or("requires_safety_checker", true)?;
     folder.options().deny_unread(&[])?;
-    expect_class(folder, "text_encoder", "text encoder", &["CLIPTextModel"])?;
-    expect_class(
-        folder,
-        "tokenizer",
-        "tokenizer",
-        &["CLIPTokenizer", "CLIPTokenizerFast"],
-    )?;
-    expect_class(folder, "unet", "denoiser", &["UNet2DConditionModel"])?;
-    expect_class(folder, "vae", "autoencoder", &["AutoencoderKL"])?;
-
     if folder.class("safety_checker").is_some() {
         tracing::warn!("the checkpoint brings a safety checker, which this version does not run");
     }
-
-    let clip = ClipConfig::read(&folder.config("text_encoder")?)?;
-    let unet = UnetConfig::read(&folder.config("unet")?)?;
+    let tokenizer = components::clip_tokenizer(folder, "tokenizer")?;
+    let clip = components::config(folder, "text_encoder", "text encoder", &["CLIPTextModel"])?;
+    let clip = ClipConfig::read(&clip)?;
+    let unet = components::config(folder, "unet", "denoiser", &["UNet2DConditionModel"])?;
+    let unet = UnetConfig::read(&unet)?;
     // The pipeline does not shift latents, whatever the autoencoder says.
-    let kl = KlConfig::read(&folder.config("vae")?)?.without_shift();
-    let tokenizer = ClipTokenizer::open(folder, "tokenizer")?;
-    check_fit(folder, &clip, &tokenizer, &unet, &kl)?;
+    let kl = components::kl(folder)?.without_shift();
     let Samplers {
         samplers,
         foreign_scheduler,
     } = Samplers::read(folder, true)?;
 
-    let weights = folder.weights(&["unet", "vae", "text_encoder"])?;
-    let mut declare = Declare::new(weights.names());
-    let encoder = ClipEncoder::new(&mut declare.at("text_encoder/"), &clip);
-    let denoiser = Unet::new(&mut declare.at("unet/"), &unet);
-    let decoder = KlDecoder::new(&mut declare.at("vae/"), &kl);
-    let specs = declare.finish();
-    let mut unread = vec!["*embeddings.position_ids".to_owned()];
-    unread.extend(KL_UNREAD_NAMES.map(|name| format!("vae/{name}")));
-    let unread: Vec<&str> = unread.iter().map(String::as_str).collect();
-    weights.check(&specs, &unread)?;
+    let n_tokens = tokenizer.max_length();
+    components::expect_clip(folder, (&tokenizer, n_tokens), &clip, "")?;
+    if let Some(n_context) = unet.n_context() {
+        let given = ("channels of the text encoder:", clip.n_channels);
+        components::expect_equal(folder, given, ("the unet takes", n_context))?;
+    }
+    let sizes = unet_sizes(folder, &unet, &kl, unet.sample_size)?;
 
-    let factor = kl.factor();
-    let px = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let grid = GRID_PX.max(factor);
-    let side = |latents: usize| px((latents * factor).next_multiple_of(grid).min(MAX_SIDE_PX));
-    let (height, width) = unet.sample_size;
-    let info = ModelInfo {
-        family: "sd".to_owned(),
-        grid_px: px(grid),
-        default_size: (side(width), side(height)),
-        max_side_px: px(MAX_SIDE_PX),
-        default_n_steps: DEFAULT_N_STEPS,
-        default_guidance: DEFAULT_GUIDANCE,
-        samplers: samplers.iter().map(|sampler| sampler.name().to_owned()).collect(),
-        checkpoint_bytes: weights.total_bytes(),
-    };
-    let parts = Parts {
-        info,
-        latents: LatentsLayout::picture(unet.c_in, factor, unet.min_side()),
+    let mut loading = Loading::open(folder, &["unet", "vae", "text_encoder"])?;
+    let encoder = loading.clip("text_encoder", &clip);
+    let denoiser = Unet::new(&mut loading.at("unet"), &unet);
+    let autoencoder = loading.kl(&kl);
+    let tasks = unet_tasks(folder, &unet, &kl, &autoencoder)?;
+    loading.finish(Parts {
+        info: model_info("sd", &sizes, DEFAULT_N_STEPS, DEFAULT_GUIDANCE),
+        latents: LatentsLayout::picture(unet.c_out, kl.factor(), unet.min_side()),
         max_sequence_length: None,
         conditioner: Box::new(SdConditioner {
-            n_tokens: tokenizer.max_length(),
+            n_tokens,
             n_layers: clip.n_layers,
             tokenizer,
             encoder,
         }),
         denoisers: Experts::one(denoiser),
         guidance: GuidanceRule::Classic,
-        decoder: Box::new(decoder),
-        encoder: None,
-        tasks: Tasks::default(),
+        decoder: autoencoder.decoder,
+        encoder: autoencoder.encoder,
+        tasks,
         samplers,
         foreign_scheduler,
-    };
-    Ok(Opened {
-        parts,
-        specs,
-        weights,
     })
 }
 
-/// Numbers that two components must agree on.
-fn check_fit(
+/// What a U-Net and an autoencoder do beside text to picture.
+pub(super) fn unet_tasks(
     folder: &Folder,
-    clip: &ClipConfig,
-    tokenizer: &ClipTokenizer,
     unet: &UnetConfig,
     kl: &KlConfig,
-) -> Result<(), ModelError> {
-    let unfit = |problem: String| {
-        Err(ModelError::Unfit {
-            path: folder.path().to_owned(),
-            problem,
-        })
-    };
-    if tokenizer.max_length() > clip.n_positions {
-        return unfit(format!(
-            "the tokenizer makes {} tokens, the text encoder takes {}",
-            tokenizer.max_length(),
-            clip.n_positions
-        ));
+    autoencoder: &Autoencoder,
+) -> Result<Tasks, ModelError> {
+    let is_inpainting = unet.c_in == unet.c_out + 1 + kl.n_latent;
+    if unet.c_in != unet.c_out && !is_inpainting {
+        let (c_in, c_out) = (unet.c_in, unet.c_out);
+        let problem = format!(
+            "the unet takes {c_in} channels and makes {c_out}; supported are as many, and for inpainting {} more",
+            1 + kl.n_latent
+        );
+        return Err(components::unfit(folder, problem));
     }
-    if tokenizer.max_id() as usize >= clip.vocab_size {
-        return unfit(format!(
-            "the tokenizer has the id {}, the text encoder knows {}",
-            tokenizer.max_id(),
-            clip.vocab_size
-        ));
+    if is_inpainting && autoencoder.encoder.is_none() {
+        let problem = "the unet is one for inpainting, but the vae has no weights of an encoder (encoder.conv_in.weight)";
+        return Err(components::unfit(folder, problem.to_owned()));
     }
-    if let Some(n_context) = unet.n_context().filter(|n| *n != clip.n_channels) {
-        return unfit(format!(
-            "the text encoder gives {} channels, the unet takes {n_context}",
-            clip.n_channels
-        ));
+    Ok(Tasks {
+        image_to_image: autoencoder.encoder.is_some(),
+        n_references: 0,
+        channels: match is_inpainting {
+            true => Channels::Inpaint,
+            false => Channels::None,
+        },
+        needs_image: is_inpainting,
+    })
+}
+
+/// Sizes of what a U-Net and an autoencoder make, which must fit each other; `sample_size` is the default, height and width in latents.
+pub(super) fn unet_sizes(
+    folder: &Folder,
+    unet: &UnetConfig,
+    kl: &KlConfig,
+    (height, width): (usize, usize),
+) -> Result<Sizes, ModelError> {
+    let made = ("the unet makes latents of so many channels:", unet.c_out);
+    components::expect_equal(folder, made, ("the autoencoder has", kl.n_latent))?;
+    let factor = kl.factor();
+    if factor > MAX_SIDE_PX {
+        let problem =
+            format!("the autoencoder makes {factor} pixels of a latent, at most {MAX_SIDE_PX} are supported");
+        return Err(components::unfit(folder, problem));
     }
-    if unet.c_in != kl.n_latent {
-        let hint = match unet.c_in {
-            9 => "; that is a checkpoint for inpainting, which is not supported",
-            _ => "",
-        };
-        return unfit(format!(
-            "the unet takes latents of {} channels, the autoencoder of {}{hint}",
-            unet.c_in, kl.n_latent
-        ));
-    }
-    if kl.factor() > MAX_SIDE_PX {
-        return unfit(format!(
-            "the autoencoder makes {} pixels of a latent, at most {MAX_SIDE_PX} are supported",
-            kl.factor()
-        ));
-    }
-    Ok(())
+    let grid = GRID_PX.max(factor);
+    let side = |latents: usize| (latents * factor).next_multiple_of(grid).min(MAX_SIDE_PX);
+    Ok(Sizes {
+        grid,
+        default: (side(width), side(height)),
+        max_side: MAX_SIDE_PX,
+    })
 }
 
 /// What a request may choose from.
@@ -335,17 +311,18 @@ impl Conditioner for SdConditioner {
         _: TextOptions,
         _: &[Image],
     ) -> std::result::Result<Tokenized, String> {
-        let raw = self.tokenizer.encode(text);
-        let fitted = self.tokenizer.fit(&raw, self.n_tokens);
-        let cut = fitted
-            .cut
-            .map(|cut| cut_warning(what, raw.len(), "the model", self.n_tokens, &cut));
-        Ok(Tokenized {
-            raw: vec![raw],
-            fitted: vec![fitted.ids],
-            warnings: cut.into_iter().collect(),
-            is_absent: false,
-        })
+        let mut tokenized = Tokenized::default();
+        components::push_clip_ids(
+            &mut tokenized,
+            &self.tokenizer,
+            text,
+            Reader {
+                what,
+                reader: "the model",
+                n_tokens: self.n_tokens,
+            },
+        );
+        Ok(tokenized)
     }
 
     fn max_clip_skip(&self) -> usize {

@@ -110,6 +110,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         default_guidance: DEFAULT_GUIDANCE,
         samplers: vec![sampler.name().to_owned()],
         checkpoint_bytes: weights.total_bytes(),
+        ..ModelInfo::default()
     };
     let [tokenizer, tokenizer_2] = tokenizers;
     // diffusers takes the first tokenizer's length for both.

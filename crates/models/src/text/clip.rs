@@ -97,6 +97,7 @@ pub(crate) struct ClipEncoder {
     layers: Vec<Layer>,
     final_norm: LayerNorm,
     n_heads: usize,
+    eos: u32,
 }
 
 /// transformers' `CLIPTextModelWithProjection`.
@@ -104,7 +105,6 @@ pub(crate) struct ClipEncoder {
 pub(crate) struct ClipText {
     encoder: ClipEncoder,
     projection: Linear,
-    eos: u32,
 }
 
 #[derive(Debug)]
@@ -158,6 +158,7 @@ impl ClipEncoder {
             layers,
             final_norm: LayerNorm::new(&mut text.at("final_layer_norm"), n, config.eps),
             n_heads: config.n_heads,
+            eos: config.eos as u32,
         }
     }
 
@@ -167,12 +168,51 @@ impl ClipEncoder {
     /// # Errors
     /// The device's.
     pub(crate) fn forward(&self, ctx: &Ctx<'_>, ids: &[u32], n_skipped: usize) -> Result<Tensor> {
+        self.final_norm.forward(ctx, &self.hidden(ctx, ids, n_skipped)?)
+    }
+
+    /// As [`ClipEncoder::forward`], not normalized.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn hidden(&self, ctx: &Ctx<'_>, ids: &[u32], n_skipped: usize) -> Result<Tensor> {
         let x = self.embed(ctx, ids)?;
         let n_layers = self.layers.len().saturating_sub(n_skipped);
         for layer in &self.layers[..n_layers] {
             layer.forward(ctx, &x, self.n_heads)?;
         }
-        self.final_norm.forward(ctx, &x)
+        Ok(x)
+    }
+
+    /// Encodes one text of at most `max_position_embeddings` ids to the normalized last state of its end token, `[1, n_channels]`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn forward_pooled(&self, ctx: &Ctx<'_>, ids: &[u32]) -> Result<Tensor> {
+        let x = self.embed(ctx, ids)?;
+        for layer in &self.layers {
+            layer.forward(ctx, &x, self.n_heads)?;
+        }
+        self.pool(ctx, &x, ids)
+    }
+
+    /// The normalized state of the end token among the states `x` of all.
+    fn pool(&self, ctx: &Ctx<'_>, x: &Tensor, ids: &[u32]) -> Result<Tensor> {
+        let row = upload_i32(ctx, [self.end_row(ids)].into_iter(), &[1])?;
+        let last = ctx.alloc(&[1, x.dim(2)])?;
+        ctx.backend.gather_rows(x, &row, &last)?;
+        self.final_norm.forward(ctx, &last)
+    }
+
+    /// Which token stands for the whole text: the first end token; in configurations from before that was recorded (2), the largest id.
+    fn end_row(&self, ids: &[u32]) -> u32 {
+        let row = if self.eos == 2 {
+            let largest = ids.iter().max();
+            ids.iter().position(|id| Some(id) == largest)
+        } else {
+            ids.iter().position(|id| *id == self.eos)
+        };
+        row.unwrap_or(0) as u32
     }
 
     /// Tokens and positions.
@@ -194,7 +234,6 @@ impl ClipText {
         Self {
             encoder,
             projection: Linear::without_bias(&mut scope, config.n_channels, config.n_projected),
-            eos: config.eos as u32,
         }
     }
 
@@ -204,12 +243,7 @@ impl ClipText {
     /// # Errors
     /// The device's.
     pub(crate) fn forward(&self, ctx: &Ctx<'_>, ids: &[u32], n_skipped: usize) -> Result<ClipOutput> {
-        let ClipEncoder {
-            layers,
-            n_heads,
-            final_norm,
-            ..
-        } = &self.encoder;
+        let ClipEncoder { layers, n_heads, .. } = &self.encoder;
         let x = self.encoder.embed(ctx, ids)?;
         let taken_after = layers.len().saturating_sub(n_skipped);
         let mut tokens = None;
@@ -219,25 +253,11 @@ impl ClipText {
             }
             layer.forward(ctx, &x, *n_heads)?;
         }
-        let row = upload_i32(ctx, [self.end_row(ids)].into_iter(), &[1])?;
-        let last = ctx.alloc(&[1, x.dim(2)])?;
-        ctx.backend.gather_rows(&x, &row, &last)?;
-        let last = final_norm.forward(ctx, &last)?;
+        let last = self.encoder.pool(ctx, &x, ids)?;
         Ok(ClipOutput {
             tokens: tokens.unwrap_or(x),
             pooled: self.projection.forward(ctx, &last, After::default())?,
         })
-    }
-
-    /// Which token stands for the whole text: the first end token; in configurations from before that was recorded (2), the largest id.
-    fn end_row(&self, ids: &[u32]) -> u32 {
-        let row = if self.eos == 2 {
-            let largest = ids.iter().max();
-            ids.iter().position(|id| Some(id) == largest)
-        } else {
-            ids.iter().position(|id| *id == self.eos)
-        };
-        row.unwrap_or(0) as u32
     }
 }
 

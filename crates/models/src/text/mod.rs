@@ -3,9 +3,12 @@
 mod clip;
 mod t5;
 
+pub(crate) mod qwen_tokenizer;
 mod t5_tokenizer;
 mod tokenizer;
 
+mod added;
+mod bpe;
 mod charsmap;
 mod unigram;
 
@@ -13,6 +16,7 @@ mod files;
 mod sentencepiece;
 mod t5_files;
 
+pub(crate) mod chat;
 pub(crate) mod clean;
 
 #[cfg(test)]

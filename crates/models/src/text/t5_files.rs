@@ -6,14 +6,13 @@
 //!     are fixed in `T5Tokenizer`.
 
 use super::{
+    added::{Added, AddedList, AddedRules, added_tokens},
     files::Files,
     sentencepiece::{PieceKind, SentencePieceModel},
-    unigram::PIECE_LIMIT_BYTES,
 };
 use crate::ModelError;
 use denoised_checkpoint::Config;
 use serde_json::Value;
-use std::collections::{BTreeMap, HashSet};
 
 pub(super) const JOINT_FILE: &str = "tokenizer.json";
 pub(super) const PIECES_FILE: &str = "spiece.model";
@@ -29,12 +28,7 @@ pub(super) struct T5Files {
     pub(super) pieces: Vec<(String, f64)>,
     /// Compiled rules of normalization.
     pub(super) charsmap: Option<Vec<u8>>,
-    /// Every token that is looked for in the text, in the order in which transformers adds them; none is empty.
-    pub(super) added: Vec<Added>,
-    /// Ends a text.
-    pub(super) eos: Option<String>,
-    /// Fills a text up.
-    pub(super) pad: Option<String>,
+    pub(super) added: AddedList,
 }
 
 impl T5Files {
@@ -51,16 +45,48 @@ impl T5Files {
         let n_extra = config.usize_or("extra_ids", DEFAULT_N_EXTRA)?;
         config.within("extra_ids", n_extra, 0..=N_EXTRA_LIMIT)?;
         let vocabulary = read_vocabulary(files, n_extra)?;
-        let added = added_tokens(files, config, &vocabulary, n_extra)?;
+        let added = added_tokens(
+            files,
+            config,
+            &AddedRules {
+                defaults: &[
+                    ("eos_token", "</s>"),
+                    ("unk_token", "<unk>"),
+                    ("pad_token", "<pad>"),
+                ],
+                listed: &vocabulary.listed,
+                additional: &|listed| with_extra(vocabulary.of_model.clone().or(listed), n_extra, files),
+            },
+        )?;
         Ok(Self {
             file: vocabulary.file,
             pieces: vocabulary.pieces,
             charsmap: vocabulary.charsmap,
-            added: added.tokens,
-            eos: added.eos,
-            pad: added.pad,
+            added,
         })
     }
+}
+
+/// The additional tokens with the extra ones, which need not be listed.
+fn with_extra(
+    listed: Option<Vec<Added>>,
+    n_extra: usize,
+    files: &Files<'_>,
+) -> Result<Vec<Added>, ModelError> {
+    let mut additional = listed.unwrap_or_default();
+    match additional
+        .iter()
+        .filter(|token| token.content.contains("<extra_id_"))
+        .count()
+    {
+        0 => additional.extend((0..n_extra).map(|idx| Added::special(&extra_token(idx)))),
+        n if n_extra > 0 && n != n_extra => {
+            let problem = format!("extra_ids is {n_extra}, but {n} such tokens are listed");
+            return Err(files.error("", problem));
+        }
+        _ => {}
+    }
+    Ok(additional)
 }
 
 /// What is read of the one file or the other.
@@ -72,60 +98,6 @@ pub(super) struct Vocabulary {
     listed: Vec<Value>,
     /// Control tokens and user-defined ones of `spiece.model`.
     of_model: Option<Vec<Added>>,
-}
-
-/// A token that is looked for in the text itself.
-#[derive(Clone, Debug)]
-pub(super) struct Added {
-    pub(super) content: String,
-    /// Whether it is looked for in the normalized text.
-    pub(super) is_normalized: bool,
-    /// Takes the white space before it with it.
-    pub(super) lstrip: bool,
-    /// Takes the white space behind it with it.
-    pub(super) rstrip: bool,
-}
-
-impl Added {
-    fn special(content: &str) -> Self {
-        Self {
-            content: content.to_owned(),
-            is_normalized: false,
-            lstrip: false,
-            rstrip: false,
-        }
-    }
-
-    /// Of a configuration: the text, or an object with flags; special tokens are looked for in the raw text unless they say otherwise.
-    fn read(value: &Value, is_special: bool) -> Result<Self, String> {
-        if let Some(content) = value.as_str() {
-            return Self::sized(Self::special(content));
-        }
-        let content = value["content"].as_str();
-        let content = content.ok_or_else(|| format!("{value} is no token"))?;
-        if value["single_word"] == true {
-            return Err(format!(
-                "the added token {content:?} is single_word, which is not supported"
-            ));
-        }
-        let flag = |key: &str| value[key].as_bool();
-        let is_special = is_special || flag("special").unwrap_or(false);
-        Self::sized(Self {
-            content: content.to_owned(),
-            is_normalized: flag("normalized").unwrap_or(!is_special),
-            lstrip: flag("lstrip").unwrap_or(false),
-            rstrip: flag("rstrip").unwrap_or(false),
-        })
-    }
-
-    fn sized(token: Self) -> Result<Self, String> {
-        match token.content.len() {
-            0..=PIECE_LIMIT_BYTES => Ok(token),
-            len => Err(format!(
-                "an added token has {len} bytes, at most {PIECE_LIMIT_BYTES} are taken"
-            )),
-        }
-    }
 }
 
 fn read_vocabulary(files: &Files<'_>, n_extra: usize) -> Result<Vocabulary, ModelError> {
@@ -230,166 +202,4 @@ pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
         }
     }
     Some(out)
-}
-
-/// Roles of tokens, in the order in which transformers adds them.
-const ROLES: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
-const EXTRA: &str = "extra_special_tokens";
-/// What [`EXTRA`] was called before.
-const ADDITIONAL: &str = "additional_special_tokens";
-
-struct AddedList {
-    tokens: Vec<Added>,
-    eos: Option<String>,
-    pad: Option<String>,
-}
-
-/// First the listed ones, then those with a role, then the extra ones; what is listed is not added again by a role.
-fn added_tokens(
-    files: &Files<'_>,
-    config: &Config,
-    vocabulary: &Vocabulary,
-    n_extra: usize,
-) -> Result<AddedList, ModelError> {
-    let map_file = "special_tokens_map.json";
-    let of = |file: &'static str| move |problem| files.error(file, problem);
-    let listed_in_config = match config.value("added_tokens_decoder") {
-        None => None,
-        Some(Value::Object(tokens)) => Some(tokens),
-        Some(_) => return Err(config.wrong("added_tokens_decoder", "an object").into()),
-    };
-    let map = if listed_in_config.is_some() || !files.has(map_file) {
-        Value::Object(serde_json::Map::new())
-    } else {
-        files.json(map_file)?
-    };
-    let Some(map) = map.as_object() else {
-        return Err(files.error(map_file, "is no JSON object".to_owned()));
-    };
-
-    // Tokens with a role.
-    let mut roles = BTreeMap::new();
-    for key in ROLES {
-        let default = match key {
-            "eos_token" => "</s>".into(),
-            "unk_token" => "<unk>".into(),
-            "pad_token" => "<pad>".into(),
-            _ => Value::Null,
-        };
-        let (value, is_special, file) = match (map.get(key), config.value(key)) {
-            (Some(value), _) => (value, true, map_file),
-            (None, Some(value)) => (value, false, "tokenizer_config.json"),
-            (None, None) => (&default, true, ""),
-        };
-        if !value.is_null() {
-            roles.insert(key, Added::read(value, is_special).map_err(of(file))?);
-        }
-    }
-
-    // Extra tokens; `None` where no file speaks of them.
-    let read_list = |value: &Value, is_special, file| match value {
-        Value::Array(tokens) => {
-            let tokens = tokens.iter().map(|token| Added::read(token, is_special));
-            tokens.collect::<Result<Vec<_>, _>>().map_err(of(file))
-        }
-        Value::Null => Ok(Vec::new()),
-        _ => Err(files.error(file, format!("the extra special tokens are no list: {value}"))),
-    };
-    let in_config = |key| {
-        let list = config.value(key);
-        list.map(|list| read_list(list, false, "tokenizer_config.json"))
-            .transpose()
-    };
-    let is_empty = |list: &Option<Vec<Added>>| list.as_ref().is_none_or(Vec::is_empty);
-    let mut extra = in_config(EXTRA)?;
-    let mut additional = in_config(ADDITIONAL)?;
-    if is_empty(&extra) && additional.is_some() {
-        extra = additional.take();
-    }
-    if let Some(list) = map.get(ADDITIONAL) {
-        additional = Some(read_list(list, true, map_file)?);
-    }
-    if let Some(list) = map.get(EXTRA) {
-        let list = read_list(list, true, map_file)?;
-        extra = Some(extra.into_iter().flatten().chain(list).collect());
-    }
-    if let Some(tokens) = &vocabulary.of_model {
-        additional = Some(tokens.clone());
-    }
-    let mut additional = additional.unwrap_or_default();
-    match additional
-        .iter()
-        .filter(|token| token.content.contains("<extra_id_"))
-        .count()
-    {
-        0 => additional.extend((0..n_extra).map(|idx| Added::special(&extra_token(idx)))),
-        n if n_extra > 0 && n != n_extra => {
-            let problem = format!("extra_ids is {n_extra}, but {n} such tokens are listed");
-            return Err(files.error("", problem));
-        }
-        _ => {}
-    }
-    let extra = extra.unwrap_or(additional);
-
-    // Listed tokens, by their numbers.
-    let mut listed: BTreeMap<u64, Added> = BTreeMap::new();
-    if let Some(tokens) = listed_in_config {
-        for (id, token) in tokens {
-            let id = id.parse();
-            let id =
-                id.map_err(|_| config.wrong("added_tokens_decoder", "an object with numbers as keys"))?;
-            let token = Added::read(token, false).map_err(of("tokenizer_config.json"))?;
-            listed.insert(id, token);
-        }
-    } else {
-        let added_file = "added_tokens.json";
-        if files.has(added_file) {
-            let json = files.json(added_file)?;
-            let json = json
-                .as_object()
-                .ok_or_else(|| files.error(added_file, "is no JSON object".to_owned()))?;
-            for (content, id) in json {
-                let id = id.as_u64();
-                let id = id.ok_or_else(|| files.error(added_file, format!("{content:?} has no number")))?;
-                let is_special = roles
-                    .values()
-                    .chain(&extra)
-                    .any(|token| token.content == *content);
-                let mut token = Added::sized(Added::special(content)).map_err(of(added_file))?;
-                token.is_normalized = !is_special;
-                listed.insert(id, token);
-            }
-        }
-        for token in &vocabulary.listed {
-            let id = token["id"].as_u64();
-            let id = id.ok_or_else(|| files.error(JOINT_FILE, format!("{token} has no id")))?;
-            let token = Added::read(token, false).map_err(of(JOINT_FILE))?;
-            listed.insert(id, token);
-        }
-    }
-
-    let mut tokens: Vec<Added> = listed.into_values().collect();
-    let mut known: HashSet<String> = tokens.iter().map(|token| token.content.clone()).collect();
-    let (eos, pad) = (roles.get("eos_token"), roles.get("pad_token"));
-    let (eos, pad) = (eos.cloned(), pad.cloned());
-    let by_role = ROLES.iter().filter_map(|role| roles.remove(role));
-    for token in by_role.chain(extra) {
-        if known.insert(token.content.clone()) {
-            tokens.push(token);
-        }
-    }
-    tokens.retain(|token| !token.content.is_empty());
-    Ok(AddedList {
-        tokens,
-        eos: eos.map(|token| token.content),
-        pad: pad.map(|token| token.content),
-    })
 }

@@ -6,15 +6,10 @@
 //! 4. A part becomes the pieces of the highest score.
 
 use super::{
-    charsmap::Charsmap,
-    files::Files,
-    t5_files::{Added, T5Files},
-    tokenizer::Fitted,
-    unigram::{Trie, Unigram},
+    added::Numbered, charsmap::Charsmap, files::Files, t5_files::T5Files, tokenizer::Fitted, unigram::Unigram,
 };
 use crate::ModelError;
 use denoised_checkpoint::Folder;
-use std::collections::{BTreeMap, HashMap};
 
 /// Stands for white space before a word.
 const SPACE: char = '\u{2581}';
@@ -25,10 +20,7 @@ const UNK: u32 = 2;
 pub(crate) struct T5Tokenizer {
     model: Unigram,
     charsmap: Option<Charsmap>,
-    raw_tokens: AddedTokens,
-    normalized_tokens: AddedTokens,
-    /// Texts of added tokens, for messages.
-    texts: HashMap<u32, String>,
+    added: Numbered,
     eos: u32,
     pad: u32,
 }
@@ -38,7 +30,7 @@ impl std::fmt::Debug for T5Tokenizer {
         f.debug_struct("T5Tokenizer")
             .field("model", &self.model)
             .field("charsmap", &self.charsmap)
-            .field("n_added", &self.texts.len())
+            .field("n_added", &self.added.texts.len())
             .finish_non_exhaustive()
     }
 }
@@ -58,48 +50,21 @@ impl T5Tokenizer {
             .transpose()
             .map_err(|problem| files.error(read.file, problem))?;
 
-        // Tokens that are in no vocabulary get the ids behind it, in order; of two with the same text, the flags of the later one count.
-        let mut ids: HashMap<&str, u32> = HashMap::new();
-        let mut by_id: BTreeMap<u32, &Added> = BTreeMap::new();
-        let mut next_id = model.n_pieces();
-        for token in &read.added {
-            let known = ids.get(token.content.as_str()).copied();
-            let id = known.or_else(|| model.id(&token.content)).unwrap_or_else(|| {
-                next_id += 1;
-                next_id - 1
-            });
-            ids.insert(&token.content, id);
-            by_id.insert(id, token);
-        }
+        let normalize = |text: &str| normalized(charsmap.as_ref(), text);
+        let in_vocabulary = |text: &str| model.id(text);
+        let added = Numbered::new(&read.added.tokens, model.n_pieces(), in_vocabulary, normalize);
+        let added = added.map_err(wrong)?;
         let id_of = |role: &str, content: &Option<String>| {
             let content = content
                 .as_deref()
                 .ok_or_else(|| wrong(format!("there is no {role}")))?;
-            let id = ids.get(content).copied().or_else(|| model.id(content));
+            let id = added.id(content).or_else(|| model.id(content));
             id.ok_or_else(|| wrong(format!("{role} {content:?} is not in the vocabulary")))
         };
-        let (eos, pad) = (id_of("eos_token", &read.eos)?, id_of("pad_token", &read.pad)?);
-        let mut raw_tokens = Vec::new();
-        let mut normalized_tokens = Vec::new();
-        for (id, token) in &by_id {
-            if !token.is_normalized {
-                raw_tokens.push((token.content.clone(), *id, *token));
-                continue;
-            }
-            let content = normalized(charsmap.as_ref(), &token.content);
-            if content.is_empty() {
-                let problem = format!("nothing remains of the added token {:?}", token.content);
-                return Err(wrong(problem));
-            }
-            normalized_tokens.push((content, *id, *token));
-        }
+        let eos = id_of("eos_token", &read.added.eos)?;
+        let pad = id_of("pad_token", &read.added.pad)?;
         Ok(Self {
-            raw_tokens: AddedTokens::new(&raw_tokens),
-            normalized_tokens: AddedTokens::new(&normalized_tokens),
-            texts: by_id
-                .iter()
-                .map(|(id, token)| (*id, token.content.clone()))
-                .collect(),
+            added,
             model,
             charsmap,
             eos,
@@ -109,27 +74,16 @@ impl T5Tokenizer {
 
     /// Largest id there is.
     pub(crate) fn max_id(&self) -> u32 {
-        let added = self.texts.keys().copied().max();
+        let added = self.added.max_id();
         added.unwrap_or(0).max(self.model.n_pieces() - 1)
     }
 
     /// All of the text, end.
     pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
         let mut out = Vec::new();
-        for piece in self.raw_tokens.cut_out(text) {
-            match piece {
-                Cut::Token(id) => out.push(id),
-                Cut::Text(text) => {
-                    let text = normalized(self.charsmap.as_ref(), text);
-                    for piece in self.normalized_tokens.cut_out(&text) {
-                        match piece {
-                            Cut::Token(id) => out.push(id),
-                            Cut::Text(text) => self.encode_words(text, &mut out),
-                        }
-                    }
-                }
-            }
-        }
+        let normalize = |text: &str| normalized(self.charsmap.as_ref(), text);
+        let words = |text: &str, out: &mut Vec<u32>| self.encode_words(text, out);
+        self.added.encode(text, normalize, words, &mut out);
         out.push(self.eos);
         out
     }
@@ -147,7 +101,7 @@ impl T5Tokenizer {
     /// Text of ids, for messages.
     fn decode(&self, ids: &[u32]) -> String {
         let text_of = |id: &u32| {
-            let added = self.texts.get(id).map(String::as_str);
+            let added = self.added.texts.get(id).map(String::as_str);
             added.or_else(|| self.model.piece(*id)).unwrap_or_default()
         };
         let text: String = ids.iter().map(text_of).collect();
@@ -173,61 +127,6 @@ impl T5Tokenizer {
 
 fn normalized(charsmap: Option<&Charsmap>, text: &str) -> String {
     charsmap.map_or_else(|| text.to_owned(), |charsmap| charsmap.normalize(text))
-}
-
-/// A text between added tokens, or one of them.
-enum Cut<'a> {
-    Text(&'a str),
-    Token(u32),
-}
-
-/// Tokens that are cut out of the same text.
-struct AddedTokens {
-    trie: Trie,
-    /// Id, and whether the white space before and behind goes with it.
-    tokens: Vec<(u32, bool, bool)>,
-}
-
-impl AddedTokens {
-    fn new(tokens: &[(String, u32, &Added)]) -> Self {
-        Self {
-            trie: Trie::new(tokens.iter().map(|(content, ..)| content.as_str()).zip(0..)),
-            tokens: tokens
-                .iter()
-                .map(|(_, id, token)| (*id, token.lstrip, token.rstrip))
-                .collect(),
-        }
-    }
-
-    fn cut_out<'a>(&self, text: &'a str) -> Vec<Cut<'a>> {
-        let mut cuts = Vec::new();
-        // Up to where the text is dealt with, and from where it is searched: white space behind a token is dealt with before.
-        let (mut done, mut at) = (0, 0);
-        while at < text.len() {
-            let Some((len, token_idx)) = self.trie.longest(&text[at..]) else {
-                at += text[at..].chars().next().map_or(1, char::len_utf8);
-                continue;
-            };
-            let (id, lstrip, rstrip) = self.tokens[token_idx as usize];
-            let (mut start, mut end) = (at, at + len);
-            at = end;
-            if lstrip {
-                start = text[done.min(start)..start].trim_end().len() + done.min(start);
-            }
-            if rstrip {
-                end = text.len() - text[end..].trim_start().len();
-            }
-            if done < start {
-                cuts.push(Cut::Text(&text[done..start]));
-            }
-            cuts.push(Cut::Token(id));
-            done = end;
-        }
-        if done < text.len() {
-            cuts.push(Cut::Text(&text[done..]));
-        }
-        cuts
-    }
 }
 
 #[cfg(test)]

@@ -4,20 +4,16 @@
 //! 2. The pieces between are normalized: NFC, white space to one space, lower case; special tokens with `normalized: true` are cut out.
 //! 3. The rest is split into contractions, runs of letters, single digits and runs of other characters; white space is dropped.
 //! 4. A word's bytes become printable characters, the last with `</w>`, which the ranked merges join.
-//!
-//! Which characters combine (2) and which are letters (3) depends on the version of Unicode. The workspace pins the two crates of
-//! tables to the versions of the tokenizers library; with newer ones a character assigned since then gives other ids.
 
-use super::files::Files;
+use super::{
+    bpe::{Bpe, is_letter, is_number},
+    files::Files,
+};
 use crate::ModelError;
 use denoised_checkpoint::{Config, Folder};
 use serde_json::Value;
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap},
-};
+use std::{cmp::Reverse, collections::BTreeMap};
 use unicode_normalization::UnicodeNormalization;
-use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory};
 
 const BOS: &str = "<|startoftext|>";
 const EOS: &str = "<|endoftext|>";
@@ -27,14 +23,9 @@ const CONTRACTIONS: [&str; 7] = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"];
 
 /// A tokenizer with its vocabulary.
 pub(crate) struct ClipTokenizer {
-    ids: HashMap<String, u32>,
-    texts: HashMap<u32, String>,
-    /// Pairs of ids that are joined: rank (low first) and the id of the result.
-    merges: HashMap<(u32, u32), (u32, u32)>,
+    model: Bpe,
     raw_specials: Vec<Special>,
     normalized_specials: Vec<Special>,
-    /// Printable character of each byte.
-    byte_chars: [char; 256],
     bos: u32,
     eos: u32,
     unk: u32,
@@ -45,8 +36,7 @@ pub(crate) struct ClipTokenizer {
 impl std::fmt::Debug for ClipTokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClipTokenizer")
-            .field("n_tokens", &self.ids.len())
-            .field("n_merges", &self.merges.len())
+            .field("model", &self.model)
             .field("max_length", &self.max_length)
             .finish_non_exhaustive()
     }
@@ -103,28 +93,12 @@ impl ClipTokenizer {
         let config = folder.config(component)?;
         check_config(&config)?;
         let files = Files { folder, component };
-        let (ids, merge_names) = read_vocabulary(&files)?;
-        let wrong = |problem: String| ModelError::Tokenizer {
-            path: folder.path().join(component),
-            problem,
-        };
+        let model = Bpe::read(&files, check_joint)?;
+        let wrong = |problem: String| files.error("", problem);
         let id_of = |content: &str| {
-            ids.get(content)
-                .copied()
-                .ok_or_else(|| wrong(format!("special token {content:?} is not in the vocabulary")))
+            let id = model.id(content);
+            id.ok_or_else(|| wrong(format!("special token {content:?} is not in the vocabulary")))
         };
-        let mut merges = HashMap::with_capacity(merge_names.len());
-        for (rank, (left, right)) in merge_names.iter().enumerate() {
-            let joined = format!("{left}{right}");
-            match (ids.get(left), ids.get(right), ids.get(&joined)) {
-                (Some(&l), Some(&r), Some(&new)) => merges.insert((l, r), (rank as u32, new)),
-                _ => {
-                    return Err(wrong(format!(
-                        "merge {rank} of {left:?} and {right:?} is not in the vocabulary"
-                    )));
-                }
-            };
-        }
         let names = special_names(&files, &config)?;
         let mut raw_specials = Vec::new();
         let mut normalized_specials = Vec::new();
@@ -160,12 +134,9 @@ impl ClipTokenizer {
             eos: id_of(&name_of("eos_token", EOS))?,
             unk: id_of(&name_of("unk_token", EOS))?,
             pad: id_of(&name_of("pad_token", EOS))?,
-            texts: ids.iter().map(|(text, &id)| (id, text.clone())).collect(),
-            ids,
-            merges,
+            model,
             raw_specials,
             normalized_specials,
-            byte_chars: byte_chars(),
             max_length,
         })
     }
@@ -177,7 +148,7 @@ impl ClipTokenizer {
 
     /// Largest id there is.
     pub(crate) fn max_id(&self) -> u32 {
-        self.texts.keys().copied().max().unwrap_or(0)
+        self.model.max_id()
     }
 
     /// Begin, all of the text, end.
@@ -208,11 +179,10 @@ impl ClipTokenizer {
 
     /// Text of ids, for messages.
     fn decode(&self, ids: &[u32]) -> String {
-        let bytes_of: HashMap<char, u8> = (0..=255).map(|b| (self.byte_chars[usize::from(b)], b)).collect();
         let mut out = Vec::new();
-        for text in ids.iter().filter_map(|id| self.texts.get(id)) {
+        for text in ids.iter().filter_map(|id| self.model.text(*id)) {
             let word_end = text.strip_suffix(WORD_END);
-            out.extend(word_end.unwrap_or(text).chars().filter_map(|c| bytes_of.get(&c)));
+            self.model.push_bytes(word_end.unwrap_or(text), &mut out);
             if word_end.is_some() {
                 out.push(b' ');
             }
@@ -231,73 +201,13 @@ impl ClipTokenizer {
                 // Text that only looks like a special token is one word for the first rule and three for byte-level BPE's own.
                 BOS | EOS => {
                     for part in ["<|", &word[2..word.len() - 2], "|>"] {
-                        self.encode_word(part, out);
+                        self.model.encode(part, WORD_END, Some(self.unk), out);
                     }
                 }
-                _ => self.encode_word(word, out),
+                _ => self.model.encode(word, WORD_END, Some(self.unk), out),
             }
         }
     }
-
-    /// Joins the characters of a word by rank, lowest first and leftmost first.
-    fn encode_word(&self, word: &str, out: &mut Vec<u32>) {
-        let mut symbols: Vec<Symbol> = Vec::with_capacity(word.len());
-        for (byte_idx, byte) in word.bytes().enumerate() {
-            let mut text = self.byte_chars[usize::from(byte)].to_string();
-            if byte_idx + 1 == word.len() {
-                text.push_str(WORD_END);
-            }
-            symbols.push(Symbol {
-                id: self.ids.get(&text).copied().unwrap_or(self.unk),
-                previous: byte_idx.checked_sub(1),
-                next: Some(byte_idx + 1).filter(|next| *next < word.len()),
-                is_gone: false,
-            });
-        }
-        let mut queue = BinaryHeap::new();
-        let push = |symbols: &[Symbol], left: usize, right: usize, queue: &mut BinaryHeap<_>| {
-            if let Some(&(rank, new_id)) = self.merges.get(&(symbols[left].id, symbols[right].id)) {
-                queue.push(Reverse((rank, left, new_id)));
-            }
-        };
-        for left in 1..symbols.len() {
-            push(&symbols, left - 1, left, &mut queue);
-        }
-        while let Some(Reverse((_, left, new_id))) = queue.pop() {
-            let Some(right) = symbols[left].next.filter(|_| !symbols[left].is_gone) else {
-                continue;
-            };
-            // The pair may have changed since it was queued.
-            let pair = (symbols[left].id, symbols[right].id);
-            if self.merges.get(&pair).is_none_or(|(_, id)| *id != new_id) {
-                continue;
-            }
-            symbols[left].id = new_id;
-            symbols[left].next = symbols[right].next;
-            symbols[right].is_gone = true;
-            if let Some(previous) = symbols[left].previous {
-                push(&symbols, previous, left, &mut queue);
-            }
-            if let Some(next) = symbols[left].next {
-                symbols[next].previous = Some(left);
-                push(&symbols, left, next, &mut queue);
-            }
-        }
-        out.extend(
-            symbols
-                .iter()
-                .filter(|symbol| !symbol.is_gone)
-                .map(|symbol| symbol.id),
-        );
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Symbol {
-    id: u32,
-    previous: Option<usize>,
-    next: Option<usize>,
-    is_gone: bool,
 }
 
 enum Piece<'a> {
@@ -368,26 +278,6 @@ fn word_len(text: &str, first: char) -> usize {
     }
 }
 
-fn is_letter(c: char) -> bool {
-    c.general_category_group() == GeneralCategoryGroup::Letter
-}
-
-fn is_number(c: char) -> bool {
-    c.general_category_group() == GeneralCategoryGroup::Number
-}
-
-/// GPT-2's table: printable bytes stand for themselves, the others for the characters from U+0100 on.
-fn byte_chars() -> [char; 256] {
-    let mut next = 0x100;
-    std::array::from_fn(|byte| match byte as u32 {
-        b @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => char::from_u32(b).unwrap_or('?'),
-        _ => {
-            next += 1;
-            char::from_u32(next - 1).unwrap_or('?')
-        }
-    })
-}
-
 /// Settings under which transformers would give other ids.
 fn check_config(config: &Config) -> Result<(), ModelError> {
     let classes = ["CLIPTokenizer", "CLIPTokenizerFast"].map(Value::from);
@@ -398,74 +288,16 @@ fn check_config(config: &Config) -> Result<(), ModelError> {
     Ok(())
 }
 
-type Vocabulary = (HashMap<String, u32>, Vec<(String, String)>);
-
-/// Token ids and merges; `tokenizer.json` decides where it exists.
-fn read_vocabulary(files: &Files<'_>) -> Result<Vocabulary, ModelError> {
-    let joint = "tokenizer.json";
-    if files.has(joint) {
-        return read_joint(&files.json(joint)?).map_err(|problem| files.error(joint, problem));
-    }
-    let ids = token_ids(&files.json("vocab.json")?).map_err(|problem| files.error("vocab.json", problem))?;
-    let text = files.text("merges.txt")?;
-    let lines = text.lines().filter(|line| !line.starts_with("#version"));
-    let merges = lines.map(split_merge).collect::<Result<Vec<_>, _>>();
-    let merges = merges.and_then(some_merges);
-    let merges = merges.map_err(|problem| files.error("merges.txt", problem))?;
-    Ok((ids, merges))
-}
-
-fn read_joint(json: &Value) -> Result<Vocabulary, String> {
-    let model = &json["model"];
-    if model["type"].as_str().is_some_and(|kind| kind != "BPE") {
-        return Err(format!("model type {} is not supported, BPE is", model["type"]));
-    }
+/// What `tokenizer.json` says beside the vocabulary.
+fn check_joint(json: &Value) -> Result<(), String> {
     let end = &json["post_processor"];
-    if !end.is_null() && end["type"] != "RobertaProcessing" {
-        return Err(format!(
-            "post-processor {} is not supported, RobertaProcessing is",
-            end["type"]
-        ));
+    if end.is_null() || end["type"] == "RobertaProcessing" {
+        return Ok(());
     }
-    let ids = token_ids(&model["vocab"])?;
-    let merges = model["merges"].as_array().ok_or("no list of merges")?;
-    let merges = merges
-        .iter()
-        .map(
-            |merge| match (merge.as_str(), merge.as_array().map(Vec::as_slice)) {
-                (Some(line), _) => split_merge(line),
-                (_, Some([Value::String(left), Value::String(right)])) => Ok((left.clone(), right.clone())),
-                _ => Err(format!("{merge} is no merge")),
-            },
-        )
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok((ids, some_merges(merges)?))
-}
-
-/// Without merges every text would be its bytes, which no text encoder was trained on: the list was lost.
-fn some_merges(merges: Vec<(String, String)>) -> Result<Vec<(String, String)>, String> {
-    if merges.is_empty() {
-        return Err("lists no merge".to_owned());
-    }
-    Ok(merges)
-}
-
-fn token_ids(vocabulary: &Value) -> Result<HashMap<String, u32>, String> {
-    let tokens = vocabulary.as_object().ok_or("the vocabulary is no object")?;
-    let id = |(text, id): (&String, &Value)| {
-        let number = id.as_u64().and_then(|id| i32::try_from(id).ok());
-        number
-            .map(|number| (text.clone(), number as u32))
-            .ok_or_else(|| format!("token {text:?} has the id {id}"))
-    };
-    tokens.iter().map(id).collect()
-}
-
-fn split_merge(line: &str) -> Result<(String, String), String> {
-    match line.split_once(' ') {
-        Some((left, right)) if !right.contains(' ') => Ok((left.to_owned(), right.to_owned())),
-        _ => Err(format!("{line:?} is no merge of two tokens")),
-    }
+    Err(format!(
+        "post-processor {} is not supported, RobertaProcessing is",
+        end["type"]
+    ))
 }
 
 /// A token as configurations write it: its text, or an object with flags.

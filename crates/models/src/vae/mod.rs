@@ -1,8 +1,13 @@
 //! Autoencoders: latents to pixels and back.
 
+mod flux2;
 mod kl;
+mod kl_encoder;
 
+#[allow(unused_imports, reason = "awaits its family")]
+pub(crate) use flux2::{Flux2Decoder, Flux2VaeConfig, UNREAD_NAMES as FLUX2_UNREAD_NAMES};
 pub(crate) use kl::{KlConfig, KlDecoder, UNREAD_NAMES as KL_UNREAD_NAMES};
+pub(crate) use kl_encoder::KlEncoder;
 
 use denoised_nn::{Ctx, Result};
 use denoised_tensor::Tensor;
@@ -34,3 +39,6 @@ pub(crate) trait Encoder: Debug {
         noise: Option<&Tensor>,
     ) -> Result<Tensor>;
 }
+
+#[cfg(test)]
+mod tests;

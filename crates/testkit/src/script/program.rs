@@ -246,6 +246,7 @@ impl Scripted {
             resolved: Resolved {
                 width: side_px,
                 height: side_px,
+                n_frames: 1,
                 n_steps: active.n_steps,
                 guidance: request.guidance.unwrap_or(1.0),
                 seed: request.seed,

@@ -88,6 +88,7 @@ impl Pipeline for FakePipeline {
         Ok(Resolved {
             width: 8,
             height: 8,
+            n_frames: 1,
             n_steps: request.n_steps.unwrap_or(2),
             guidance: 1.0,
             seed: request.seed,
@@ -130,6 +131,7 @@ impl Pipeline for FakePipeline {
         Ok(Image {
             width: 8,
             height: 8,
+            n_frames: 1,
             rgb: running.state.to_le_bytes().repeat(24),
         })
     }
@@ -213,6 +215,7 @@ fn program_with_grid(grid_px: u32) -> PipelineProgram {
         default_guidance: 1.0,
         samplers: vec!["fake".to_owned()],
         checkpoint_bytes: 0,
+        ..ModelInfo::default()
     })))
 }
 

@@ -8,13 +8,11 @@ use serde_json::Value;
 
 /// Keys that change nothing of what is computed here: training, half precision, the number of pixels of other classes' blocks, and
 /// parameters of embeddings that are refused.
-const KEYS_WITHOUT_EFFECT: [&str; 9] = [
+const KEYS_WITHOUT_EFFECT: [&str; 7] = [
     "addition_embed_type_num_heads",
-    "addition_time_embed_dim",
     "cross_attention_norm",
     "dropout",
     "mid_block_only_cross_attention",
-    "projection_class_embeddings_input_dim",
     "resnet_out_scale_factor",
     "resnet_skip_time_act",
     "upcast_attention",
@@ -25,7 +23,10 @@ const KEYS_WITHOUT_EFFECT: [&str; 9] = [
 pub(crate) struct UnetConfig {
     /// Height and width of the latents it was trained on.
     pub(crate) sample_size: (usize, usize),
+    /// Channels of the latents, and of what may come beside them.
     pub(crate) c_in: usize,
+    /// Channels of the latents.
+    pub(crate) c_out: usize,
     /// Finest first.
     pub(super) stages: Vec<StageConfig>,
     pub(super) mid: MidConfig,
@@ -41,6 +42,17 @@ pub(crate) struct UnetConfig {
     pub(super) n_time: usize,
     /// Behind the second layer of the time embedding, then behind all of it.
     pub(super) time_activations: [Activation; 2],
+    /// What is added to the time embedding.
+    pub(crate) addition: Option<AdditionConfig>,
+}
+
+/// Pooled text and sinusoids of some numbers, side by side, embedded together (Podell et al. 2023, "SDXL").
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdditionConfig {
+    /// Sinusoids of each number.
+    pub(crate) n_sinusoids: usize,
+    /// Channels of the text and sinusoids of all numbers.
+    pub(crate) n_in: usize,
 }
 
 impl UnetConfig {
@@ -105,13 +117,8 @@ impl UnetConfig {
         let (stages, mid) = read_stages(config, &widths)?;
         let c_in = config.usize_or("in_channels", 4)?;
         config.within("in_channels", c_in, 1..=1 << 12)?;
-        if config.usize_or("out_channels", 4)? != c_in {
-            let expected = match c_in {
-                9 => "equal to in_channels; 9 of them is a checkpoint for inpainting, which is not supported",
-                _ => "equal to in_channels",
-            };
-            return Err(config.wrong("out_channels", expected).into());
-        }
+        let c_out = config.usize_or("out_channels", 4)?;
+        config.within("out_channels", c_out, 1..=c_in)?;
         let n_context = match stages
             .iter()
             .any(|stage| stage.down.is_some() || stage.up.is_some())
@@ -132,6 +139,7 @@ impl UnetConfig {
         let read = Self {
             sample_size: read_sample_size(config)?,
             c_in,
+            c_out,
             stages,
             mid,
             n_context,
@@ -161,6 +169,7 @@ impl UnetConfig {
                 activation(config, "timestep_post_act")?.unwrap_or(Activation::None),
                 activation(config, "time_embedding_act_fn")?.unwrap_or(Activation::None),
             ],
+            addition: read_addition(config, freq_shift)?,
         };
         config.within("time_embedding_dim", read.n_time, 1..=1 << 18)?;
         config.within("downsample_padding", read.downsample_padding, 0..=1)?;
@@ -202,7 +211,6 @@ impl UnetConfig {
 /// Settings that make another network of it.
 fn refuse_other_networks(config: &Config) -> Result<(), ModelError> {
     for key in [
-        "addition_embed_type",
         "class_embed_type",
         "encoder_hid_dim",
         "encoder_hid_dim_type",
@@ -220,6 +228,31 @@ fn refuse_other_networks(config: &Config) -> Result<(), ModelError> {
     config.only("resnet_time_scale_shift", &["default".into()])?;
     config.only("time_embedding_type", &["positional".into()])?;
     Ok(())
+}
+
+/// Sizes of the embedding that is added to that of the time, if the network has one.
+fn read_addition(config: &Config, freq_shift: f32) -> Result<Option<AdditionConfig>, CheckpointError> {
+    let (width_key, in_key) = ("addition_time_embed_dim", "projection_class_embeddings_input_dim");
+    let (n_sinusoids, n_in) = (config.opt_usize(width_key)?, config.opt_usize(in_key)?);
+    match config.opt_str("addition_embed_type")? {
+        None => Ok(None),
+        Some("text_time") => {
+            let n_sinusoids = n_sinusoids.unwrap_or_default();
+            let fits = (2..=1 << 16).contains(&n_sinusoids)
+                && n_sinusoids.is_multiple_of(2)
+                && (freq_shift as usize) < n_sinusoids / 2;
+            if !fits {
+                return Err(config.wrong(width_key, "an even number of more than twice freq_shift"));
+            }
+            let n_in = n_in.unwrap_or_default();
+            config.within(in_key, n_in, 1..=1 << 18)?;
+            Ok(Some(AdditionConfig { n_sinusoids, n_in }))
+        }
+        Some(_) => Err(config.wrong(
+            "addition_embed_type",
+            "text_time or null (nothing else is supported)",
+        )),
+    }
 }
 
 fn activation(config: &Config, key: &str) -> Result<Option<Activation>, CheckpointError> {

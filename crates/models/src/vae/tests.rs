@@ -1,0 +1,132 @@
+//! Autoencoders against what diffusers computes in float64 (`tests/tables/make_vaes.py`), from weights that both draw.
+
+use super::{Decoder, Flux2Decoder, Flux2VaeConfig};
+use denoised_checkpoint::Config;
+use denoised_cpu::{CpuBackend, CpuOptions};
+use denoised_nn::{Ctx, Declare, Scope};
+use denoised_sampler::TorchGenerator;
+use denoised_tensor::{
+    Backend, DType, PrepareInput, SourceDType, SourceError, SourceTensor, Tensor, WeightSource,
+};
+use serde_json::Value;
+use std::{borrow::Cow, collections::BTreeMap, path::Path};
+
+const LIMIT: f64 = 1e-5;
+
+fn normal(n: usize, seed: u64) -> Vec<f32> {
+    let mut values = vec![0.0; n];
+    TorchGenerator::new(seed).fill_normal(&mut values);
+    values
+}
+
+/// Weights by name, drawn as the script does.
+struct Drawn(BTreeMap<String, Vec<usize>>);
+
+impl WeightSource for Drawn {
+    fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+        let shape = self.0.get(name);
+        let shape = shape.ok_or_else(|| SourceError(format!("no {name}")))?;
+        Ok((SourceDType::F32, shape.clone()))
+    }
+
+    fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
+        let (dtype, shape) = self.layout(name)?;
+        let seed = name.bytes().map(u64::from).sum();
+        let is_kernel = name.ends_with("weight") && shape.len() > 1;
+        let is_factor = ["gamma", "weight", "running_var"]
+            .iter()
+            .any(|end| name.ends_with(end));
+        let values = normal(shape.iter().product(), seed)
+            .into_iter()
+            .map(f64::from)
+            .map(|x| match (is_kernel, is_factor) {
+                (true, _) => x * (shape[1..].iter().product::<usize>() as f64).powf(-0.5),
+                (false, true) => 1.0 + 0.1 * x,
+                (false, false) => 0.1 * x,
+            });
+        let bytes: Vec<u8> = values.flat_map(|x| (x as f32).to_le_bytes()).collect();
+        Ok(SourceTensor {
+            dtype,
+            shape,
+            bytes: Cow::Owned(bytes),
+        })
+    }
+}
+
+/// Which half of an autoencoder a case looks at.
+enum Half {
+    Decoder(Box<dyn Decoder>),
+}
+
+fn decoder(class: &str, config: &Config, scope: &mut Scope<'_>) -> Half {
+    match class {
+        "AutoencoderKLFlux2" => {
+            let config = Flux2VaeConfig::read(config).expect("a configuration");
+            Half::Decoder(Box::new(Flux2Decoder::new(scope, &config)))
+        }
+        _ => panic!("no {class}"),
+    }
+}
+
+/// Runs what `build` makes of every case of `class` and compares it with the entry called `result`.
+fn check(class: &str, result: &str, build: impl Fn(&str, &Config, &mut Scope<'_>) -> Half) {
+    let table = include_str!("../../tests/tables/vaes.json");
+    let table: Value = serde_json::from_str(table).expect("JSON");
+    let stride = table["stride"].as_u64().expect("a number") as usize;
+    let cases = table["cases"].as_array().expect("cases").iter();
+    let cases: Vec<&Value> = cases.filter(|case| case["class"] == class).collect();
+    assert!(!cases.is_empty(), "there are cases of {class}");
+    for case in cases {
+        let dims = |value: &Value| -> Vec<usize> { serde_json::from_value(value.clone()).expect("extents") };
+        let map = case["config"].as_object().expect("an object").clone();
+        let config = Config::new(Path::new("config.json"), map);
+        let source = Drawn(serde_json::from_value(case["weights"].clone()).expect("shapes by name"));
+        let mut declare = Declare::new(source.0.keys().cloned());
+        let half = build(class, &config, &mut declare.at(""));
+        let backend = CpuBackend::new(CpuOptions {
+            n_threads: 2,
+            ..CpuOptions::default()
+        });
+        let backend = backend.expect("a backend of two threads");
+        let prepared = backend
+            .prepare(&declare.finish(), PrepareInput::Build(&source), &mut |_, _| {})
+            .expect("the shapes are diffusers'");
+        let ctx = Ctx {
+            backend: &backend,
+            weights: &prepared.weights,
+            dtype: DType::F32,
+        };
+        let given = |extents: &[usize], seed| -> Vec<f32> { normal(extents.iter().product(), seed) };
+        let upload = |values: &[f32], extents: &[usize]| -> Tensor {
+            let [batch, n_frames, h, w, c] = extents.try_into().expect("five extents");
+            ctx.upload_f32(values, &[batch, n_frames * h, w, c])
+                .expect("uploaded")
+        };
+        let latents = dims(&case["latents"]);
+        let ours = match &half {
+            Half::Decoder(decoder) => {
+                decoder.decode(&ctx, &upload(&given(&latents, 1), &latents), latents[1])
+            }
+        };
+        let ours = ours.expect("it runs");
+        let theirs = &case[result];
+        assert_eq!(ours.dims(), dims(&theirs["shape"]), "{result} of {config:?}");
+        // The classes for videos clamp pixels themselves.
+        let is_clamped = result == "decoded" && class != "AutoencoderKLFlux2";
+        let ours = ctx.download_f32(&ours).expect("downloaded");
+        let ours = ours.iter().step_by(stride).map(|x| match is_clamped {
+            true => f64::from(x.clamp(-1.0, 1.0)),
+            false => f64::from(*x),
+        });
+        let theirs: Vec<f64> = serde_json::from_value(theirs["values"].clone()).expect("numbers");
+        assert_eq!(ours.len(), theirs.len());
+        let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        let error = sum(&mut ours.zip(&theirs).map(|(a, b)| a - b)) / sum(&mut theirs.iter().copied());
+        assert!(error <= LIMIT, "{result} of {config:?}: {error:e}");
+    }
+}
+
+#[test]
+fn the_decoder_of_flux_2_is_diffusers() {
+    check("AutoencoderKLFlux2", "decoded", decoder);
+}
