@@ -109,6 +109,8 @@ struct Generation {
     /// What the denoiser is told, per pass (see [`step`]).
     passes: Vec<Conditioning>,
     is_guided: bool,
+    /// Guidance scale of the second denoiser.
+    guidance_2: f32,
     /// Channels beside the latents, f32 `[1, rows, w, c]`.
     channels: Option<Tensor>,
     /// Latents of pictures to edit, in the element type of activations.
@@ -225,6 +227,7 @@ impl Pipeline for DiffusionPipeline {
         let (prompt, negative) = self.tokenize(request, resolved.guidance, options)?;
         resolved.warnings = warnings(&prompt, negative.as_ref());
         let schedule = self.schedule(request, &resolved)?;
+        let guidance_2 = self.guidance_2(request, resolved.guidance)?;
         let shape = self.latents_shape(&resolved);
 
         let ctx = self.ctx();
@@ -282,6 +285,7 @@ impl Pipeline for DiffusionPipeline {
             state,
             passes,
             is_guided,
+            guidance_2,
             channels: None,
             references: Vec::new(),
             known: None,
@@ -369,7 +373,8 @@ impl Pipeline for DiffusionPipeline {
         if let Some(trace) = &mut generation.trace {
             let floats = ctx.backend.alloc(pixels.dims(), DType::F32).map_err(device)?;
             ctx.backend.to_pixels(&pixels, &floats).map_err(device)?;
-            let n_frames = None;
+            let is_video = self.parts.latents.temporal.is_some();
+            let n_frames = is_video.then_some(generation.resolved.n_frames as usize);
             trace.push(trace::pixels(&ctx, "image".to_owned(), &floats, n_frames).map_err(device)?);
         }
         let bytes = ctx.backend.alloc(pixels.dims(), DType::U8).map_err(device)?;
@@ -379,7 +384,7 @@ impl Pipeline for DiffusionPipeline {
         Ok(Image {
             width: generation.resolved.width,
             height: generation.resolved.height,
-            n_frames: 1,
+            n_frames: generation.resolved.n_frames,
             rgb,
         })
     }
@@ -407,10 +412,13 @@ impl DiffusionPipeline {
 
     /// The scale `s` of `u + s (c - u)`.
     fn guidance_scale(&self, generation: &Generation, expert_idx: usize) -> f32 {
-        let _ = expert_idx;
+        let scale = match expert_idx {
+            0 => generation.resolved.guidance,
+            _ => generation.guidance_2,
+        };
         match self.parts.guidance {
-            GuidanceRule::Offset => generation.resolved.guidance + 1.0,
-            _ => generation.resolved.guidance,
+            GuidanceRule::Offset => scale + 1.0,
+            _ => scale,
         }
     }
 

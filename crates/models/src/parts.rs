@@ -131,8 +131,17 @@ pub(crate) struct LatentsLayout {
     pub(crate) steps: TensorLayout,
     /// Latents each way that make one token of the denoiser: what some schedules depend on.
     pub(crate) patch: usize,
-    /// Frames per latent frame after the first; `None` where pictures are made.
-    pub(crate) temporal: Option<usize>,
+    /// `None` where pictures are made.
+    pub(crate) temporal: Option<Temporal>,
+}
+
+/// Frames of a video.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Temporal {
+    /// Frames per latent frame after the first, which is one frame.
+    pub(crate) step: usize,
+    /// Most frames that the denoiser can compute.
+    pub(crate) most: usize,
 }
 
 impl LatentsLayout {

@@ -204,16 +204,18 @@ fn check_case_on(folder: &Path, backend: Rc<dyn Backend>, limit: impl Fn(&str, &
     }
 }
 
-/// The 8-bit picture is the float picture, rounded.
+/// The 8-bit picture is the float picture, rounded, frame by frame.
 fn check_rounding(outcome: &support::Outcome) {
     let image = outcome.trace.iter().find(|tensor| tensor.name == "image");
     let floats = image.and_then(NamedTensor::to_f32).expect("a float picture");
-    let n_pixels = floats.len() / 3;
-    let byte =
-        |channel: usize, pixel: usize| (floats[channel * n_pixels + pixel] * 255.0).round_ties_even() as u8;
-    let rounded: Vec<u8> = (0..n_pixels)
-        .flat_map(|pixel| [0, 1, 2].map(|channel| byte(channel, pixel)))
-        .collect();
+    let n_pixels = floats.len() / 3 / outcome.image.n_frames as usize;
+    let byte = |value: f32| (value * 255.0).round_ties_even() as u8;
+    let mut rounded = Vec::with_capacity(floats.len());
+    for frame in floats.chunks_exact(3 * n_pixels) {
+        for pixel in 0..n_pixels {
+            rounded.extend([0, 1, 2].map(|channel| byte(frame[channel * n_pixels + pixel])));
+        }
+    }
     assert!(rounded == outcome.image.rgb, "the 8-bit picture differs");
 }
 
@@ -245,6 +247,9 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
         "clean_caption",
         "use_resolution_binning",
         "guidance_rescale",
+        "num_frames",
+        "guidance_scale_2",
+        "num_videos_per_prompt",
     ];
     let unknown: Vec<_> = call.keys().filter(|key| !known.contains(&key.as_str())).collect();
     assert!(
@@ -278,6 +283,11 @@ fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
         n_steps: number("num_inference_steps"),
         guidance: call
             .get("guidance_scale")
+            .and_then(Value::as_f64)
+            .map(|n| n as f32),
+        n_frames: number("num_frames"),
+        guidance_2: call
+            .get("guidance_scale_2")
             .and_then(Value::as_f64)
             .map(|n| n as f32),
         seed: case["seed"].as_u64().expect("a seed"),

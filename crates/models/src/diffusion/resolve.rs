@@ -4,7 +4,7 @@ use super::{DiffusionPipeline, invalid};
 use crate::{
     conditioning::{TextOptions, Tokenized},
     layout::LatentsShape,
-    parts::GuidanceRule,
+    parts::{GuidanceRule, Temporal},
 };
 use denoised_sampler::{Ask, Sampler, Schedule};
 use denoised_types::{Failure, GenerateRequest, Resolved};
@@ -25,11 +25,12 @@ impl DiffusionPipeline {
                 "guidance is {guidance}, it must be a finite number"
             )));
         }
+        self.guidance_2(request, guidance)?;
         let sampler = self.sampler_name(request)?.to_owned();
         let resolved = Resolved {
             width,
             height,
-            n_frames: 1,
+            n_frames: self.n_frames(request)?,
             n_steps,
             guidance,
             seed: request.seed,
@@ -70,6 +71,49 @@ impl DiffusionPipeline {
             )));
         }
         Ok(px)
+    }
+
+    /// Frames of the video, 1 for a picture.
+    fn n_frames(&self, request: &GenerateRequest) -> Result<u32, Failure> {
+        let default = self.parts.info.video.map_or(1, |video| video.default_n_frames);
+        let n_frames = request.n_frames.unwrap_or(default);
+        let Some(Temporal { step, most }) = self.parts.latents.temporal else {
+            return match n_frames {
+                1 => Ok(1),
+                n => Err(invalid(format!("frames is {n}, this model makes pictures"))),
+            };
+        };
+        let (step, given) = (step.max(1), n_frames as usize);
+        if given > most {
+            return Err(invalid(format!(
+                "frames is {given}, this model makes at most {most}"
+            )));
+        }
+        if given == 0 || given % step != 1 % step {
+            let below = given.saturating_sub(1) / step * step + 1;
+            let near = match below + step {
+                above if given == 0 || above > most => below.to_string(),
+                above => format!("{below} or {above}"),
+            };
+            return Err(invalid(format!(
+                "frames is {given}, it must be one more than a multiple of {step}: {near} would do"
+            )));
+        }
+        Ok(n_frames)
+    }
+
+    /// Guidance scale of the second denoiser.
+    pub(super) fn guidance_2(&self, request: &GenerateRequest, guidance: f32) -> Result<f32, Failure> {
+        match request.guidance_2 {
+            None => Ok(guidance),
+            Some(given) if self.parts.denoisers.low_noise.is_none() => Err(invalid(format!(
+                "guidance_2 is {given}, this model has one denoiser"
+            ))),
+            Some(given) if !given.is_finite() => Err(invalid(format!(
+                "guidance_2 is {given}, it must be a finite number"
+            ))),
+            Some(given) => Ok(given),
+        }
     }
 
     /// What the request names, or the checkpoint's own.
@@ -150,8 +194,9 @@ impl DiffusionPipeline {
     pub(super) fn latents_shape(&self, resolved: &Resolved) -> LatentsShape {
         let layout = self.parts.latents;
         let [h, w] = [resolved.height, resolved.width].map(|px| px as usize / layout.factor);
+        let step = layout.temporal.map_or(1, |temporal| temporal.step.max(1));
         LatentsShape {
-            n_frames: 1,
+            n_frames: (resolved.n_frames as usize).saturating_sub(1) / step + 1,
             h,
             w,
             c: layout.n_channels,
@@ -172,9 +217,13 @@ impl DiffusionPipeline {
         let expected = layout.dims(&shape);
         if given.shape != expected || !given.is_consistent() {
             return Err(invalid(format!(
-                "latents have shape {:?} with {} bytes, a picture of {}x{} needs {expected:?} of 4 bytes each",
+                "latents have shape {:?} with {} bytes, {} of {}x{} need {expected:?} of 4 bytes each",
                 given.shape,
                 given.data.len(),
+                match resolved.n_frames {
+                    1 => "pictures".to_owned(),
+                    n => format!("{n} frames"),
+                },
                 resolved.width,
                 resolved.height
             )));
