@@ -3,23 +3,21 @@
 //! As in diffusers' `StableDiffusion3Pipeline`, all encoders are given the same prompt, T5 without a mask of its padding. Without T5 its
 //! tokens are zeros.
 
-use super::expect_class;
+use super::components::{self, Loading, Reader, Sizes, copy_columns, model_info};
 use crate::{
     ModelError,
     conditioning::{
-        Conditioner, Conditioning, ENCODE_PROMPT_NAMES, EncodeArgs, TextOptions, Tokenized, cut_warning,
-        trace_named,
+        Conditioner, Conditioning, ENCODE_PROMPT_NAMES, EncodeArgs, TextOptions, Tokenized, trace_named,
     },
     denoiser::{Mmdit, MmditConfig},
     parts::{Experts, GuidanceRule, LatentsLayout, Opened, Parts, Tasks},
     text::{ClipConfig, ClipText, ClipTokenizer, T5Config, T5Encoder, T5Tokenizer},
-    vae::{KL_UNREAD_NAMES, KlConfig, KlDecoder},
+    vae::KlConfig,
 };
 use denoised_checkpoint::Folder;
-use denoised_nn::{Ctx, Declare, Result};
-use denoised_sampler::{FlowEuler, FlowEulerConfig, Sampler};
-use denoised_tensor::Tensor;
-use denoised_types::{Image, ModelInfo, NamedTensor};
+use denoised_nn::{Ctx, Result};
+use denoised_sampler::{FlowEuler, FlowEulerConfig};
+use denoised_types::{Image, NamedTensor};
 
 const DEFAULT_N_STEPS: u32 = 28;
 const DEFAULT_GUIDANCE: f32 = 7.0;
@@ -29,148 +27,71 @@ const N_SKIPPED_LAYERS: usize = 1;
 
 pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     folder.options().deny_unread(&[])?;
-    expect_class(folder, "text_encoder_3", "text encoder", &["T5EncoderModel"])?;
-    expect_class(
-        folder,
-        "tokenizer_3",
-        "tokenizer",
-        &["T5Tokenizer", "T5TokenizerFast"],
-    )?;
-    for component in ["text_encoder", "text_encoder_2"] {
-        expect_class(
-            folder,
-            component,
-            "text encoder",
-            &["CLIPTextModelWithProjection"],
-        )?;
-    }
-    for component in ["tokenizer", "tokenizer_2"] {
-        expect_class(
-            folder,
-            component,
-            "tokenizer",
-            &["CLIPTokenizer", "CLIPTokenizerFast"],
-        )?;
-    }
-    expect_class(folder, "transformer", "denoiser", &["SD3Transformer2DModel"])?;
-    expect_class(folder, "vae", "autoencoder", &["AutoencoderKL"])?;
-    expect_class(
-        folder,
-        "scheduler",
-        "scheduler",
-        &["FlowMatchEulerDiscreteScheduler"],
-    )?;
-
-    let clips = ["text_encoder", "text_encoder_2"].map(|name| ClipConfig::read(&folder.config(name)?));
-    let [clip, clip_2] = clips;
-    let clips = [clip?, clip_2?];
-    let mmdit = MmditConfig::read(&folder.config("transformer")?)?;
-    let kl = KlConfig::read(&folder.config("vae")?)?;
-    let tokenizers = [
-        ClipTokenizer::open(folder, "tokenizer")?,
-        ClipTokenizer::open(folder, "tokenizer_2")?,
-    ];
-    check_fit(folder, &clips, &tokenizers, &mmdit, &kl)?;
-    let t5 = open_t5(folder, mmdit.n_joint)?;
-
-    let mut components = vec!["transformer", "vae", "text_encoder", "text_encoder_2"];
-    components.extend(t5.as_ref().map(|_| "text_encoder_3"));
-    let weights = folder.weights(&components)?;
-    let mut declare = Declare::new(weights.names());
-    let first = ClipText::new(&mut declare.at("text_encoder/"), &clips[0]);
-    let second = ClipText::new(&mut declare.at("text_encoder_2/"), &clips[1]);
-    let t5 = t5.map(|(tokenizer, config)| {
-        let encoder = T5Encoder::new(&mut declare.at("text_encoder_3/"), config);
-        (tokenizer, encoder)
-    });
-    let denoiser = Mmdit::new(&mut declare.at("transformer/"), mmdit.clone());
-    let decoder = KlDecoder::new(&mut declare.at("vae/"), &kl);
-    let specs = declare.finish();
-    let mut unread = vec!["*.embeddings.position_ids".to_owned()];
-    unread.extend(KL_UNREAD_NAMES.map(|name| format!("vae/{name}")));
-    unread.extend(T5Encoder::UNREAD_NAMES.map(|name| format!("text_encoder_3/{name}")));
-    unread.extend(
-        Mmdit::unread_names(&mmdit)
-            .iter()
-            .map(|name| format!("transformer/{name}")),
-    );
-    let unread: Vec<&str> = unread.iter().map(String::as_str).collect();
-    weights.check(&specs, &unread)?;
-
-    let sampler = flow_euler(folder)?;
-    let factor = kl.factor();
-    let px = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let default_px = px(mmdit.sample_size * factor);
-    let info = ModelInfo {
-        family: "sd3".to_owned(),
-        grid_px: px(mmdit.patch * factor),
-        default_size: (default_px, default_px),
-        max_side_px: px(mmdit.max_patches * mmdit.patch * factor),
-        default_n_steps: DEFAULT_N_STEPS,
-        default_guidance: DEFAULT_GUIDANCE,
-        samplers: vec![sampler.name().to_owned()],
-        checkpoint_bytes: weights.total_bytes(),
-        ..ModelInfo::default()
+    let clip = |component| {
+        let classes = ["CLIPTextModelWithProjection"];
+        ClipConfig::read(&components::config(folder, component, "text encoder", &classes)?)
     };
+    let clips = [clip("text_encoder")?, clip("text_encoder_2")?];
+    let t5 = match folder.class("text_encoder_3") {
+        None => None,
+        Some(_) => {
+            let config = components::config(folder, "text_encoder_3", "text encoder", &["T5EncoderModel"])?;
+            let tokenizer = components::t5_tokenizer(folder, "tokenizer_3")?;
+            Some((tokenizer, T5Config::read(&config)?))
+        }
+    };
+    let mmdit = components::config(folder, "transformer", "denoiser", &["SD3Transformer2DModel"])?;
+    let mmdit = MmditConfig::read(&mmdit)?;
+    let kl = components::kl(folder)?;
+    let tokenizers = [
+        components::clip_tokenizer(folder, "tokenizer")?,
+        components::clip_tokenizer(folder, "tokenizer_2")?,
+    ];
+    check_fit(folder, &clips, &tokenizers, t5.as_ref(), &mmdit, &kl)?;
+    let sampler = flow_euler(folder)?;
+
+    let mut names = vec!["transformer", "vae", "text_encoder", "text_encoder_2"];
+    names.extend(t5.as_ref().map(|_| "text_encoder_3"));
+    let mut loading = Loading::open(folder, &names)?;
     let [tokenizer, tokenizer_2] = tokenizers;
-    // diffusers takes the first tokenizer's length for both.
-    let n_tokens = tokenizer.max_length();
     let conditioner = Sd3Conditioner {
-        encoders: [(tokenizer, first), (tokenizer_2, second)],
-        t5,
-        widths: clips.each_ref().map(|clip| clip.n_channels),
-        pooled_widths: clips.each_ref().map(|clip| clip.n_projected),
+        // diffusers takes the first tokenizer's length for both.
+        n_tokens: tokenizer.max_length(),
+        encoders: [
+            (tokenizer, loading.clip_text("text_encoder", &clips[0])),
+            (tokenizer_2, loading.clip_text("text_encoder_2", &clips[1])),
+        ],
+        t5: t5.map(|(tokenizer, config)| (tokenizer, loading.t5("text_encoder_3", config))),
+        n_pooled: mmdit.n_pooled,
         n_layers: clips[0].n_layers.min(clips[1].n_layers),
-        n_tokens,
         n_joint: mmdit.n_joint,
     };
-    let parts = Parts {
-        info,
+    loading.ignore("transformer", Mmdit::unread_names(&mmdit));
+    let denoiser = Mmdit::new(&mut loading.at("transformer"), mmdit.clone());
+    let autoencoder = loading.kl(&kl);
+    let factor = kl.factor();
+    let side = mmdit.sample_size * factor;
+    let sizes = Sizes {
+        grid: mmdit.patch * factor,
+        default: (side, side),
+        max_side: mmdit.max_patches * mmdit.patch * factor,
+    };
+    loading.finish(Parts {
+        info: model_info("sd3", &sizes, DEFAULT_N_STEPS, DEFAULT_GUIDANCE),
         latents: LatentsLayout::picture(mmdit.c_in, factor, mmdit.patch),
         max_sequence_length: Some(T5_LENGTH),
         conditioner: Box::new(conditioner),
         denoisers: Experts::one(denoiser),
         guidance: GuidanceRule::Classic,
-        decoder: Box::new(decoder),
-        encoder: None,
-        tasks: Tasks::default(),
+        decoder: autoencoder.decoder,
+        tasks: Tasks {
+            image_to_image: autoencoder.encoder.is_some(),
+            ..Tasks::default()
+        },
+        encoder: autoencoder.encoder,
         samplers: vec![Box::new(sampler)],
         foreign_scheduler: None,
-    };
-    Ok(Opened {
-        parts,
-        specs,
-        weights,
     })
-}
-
-/// The third encoder, if the checkpoint has it.
-fn open_t5(folder: &Folder, n_joint: usize) -> Result<Option<(T5Tokenizer, T5Config)>, ModelError> {
-    if folder.class("text_encoder_3").is_none() {
-        return Ok(None);
-    }
-    let config = T5Config::read(&folder.config("text_encoder_3")?)?;
-    let tokenizer = T5Tokenizer::open(folder, "tokenizer_3")?;
-    let unfit = |problem: String| {
-        Err(ModelError::Unfit {
-            path: folder.path().to_owned(),
-            problem,
-        })
-    };
-    if tokenizer.max_id() as usize >= config.vocab_size {
-        return unfit(format!(
-            "tokenizer 3 has the id {}, its text encoder knows {}",
-            tokenizer.max_id(),
-            config.vocab_size
-        ));
-    }
-    if config.n_channels != n_joint {
-        return unfit(format!(
-            "text encoder 3 gives {} channels, the transformer takes {n_joint}",
-            config.n_channels
-        ));
-    }
-    Ok(Some((tokenizer, config)))
 }
 
 /// Numbers that two components must agree on.
@@ -178,56 +99,37 @@ fn check_fit(
     folder: &Folder,
     clips: &[ClipConfig; 2],
     tokenizers: &[ClipTokenizer; 2],
+    t5: Option<&(T5Tokenizer, T5Config)>,
     mmdit: &MmditConfig,
     kl: &KlConfig,
 ) -> Result<(), ModelError> {
-    let unfit = |problem: String| {
-        Err(ModelError::Unfit {
-            path: folder.path().to_owned(),
-            problem,
-        })
-    };
     let n_tokens = tokenizers[0].max_length();
-    for ((clip, tokenizer), idx) in clips.iter().zip(tokenizers).zip(1..) {
-        if n_tokens > clip.n_positions {
-            return unfit(format!(
-                "the tokenizer makes {n_tokens} tokens, text encoder {idx} takes {}",
-                clip.n_positions
-            ));
-        }
-        if tokenizer.max_id() as usize >= clip.vocab_size {
-            return unfit(format!(
-                "tokenizer {idx} has the id {}, its text encoder knows {}",
-                tokenizer.max_id(),
-                clip.vocab_size
-            ));
-        }
+    for ((clip, tokenizer), suffix) in clips.iter().zip(tokenizers).zip(["", " 2"]) {
+        components::expect_clip(folder, (tokenizer, n_tokens), clip, suffix)?;
+    }
+    if let Some((tokenizer, config)) = t5 {
+        components::expect_vocabulary(folder, tokenizer.max_id(), config.vocab_size, " 3")?;
+        let given = ("channels of text encoder 3:", config.n_channels);
+        components::expect_equal(folder, given, ("the transformer takes", mmdit.n_joint))?;
     }
     let n_channels = clips[0].n_channels + clips[1].n_channels;
     if n_channels > mmdit.n_joint {
-        return unfit(format!(
+        let problem = format!(
             "the text encoders give {n_channels} channels, the transformer takes {}",
             mmdit.n_joint
-        ));
+        );
+        return Err(components::unfit(folder, problem));
     }
     let n_pooled = clips[0].n_projected + clips[1].n_projected;
-    if n_pooled != mmdit.n_pooled {
-        return unfit(format!(
-            "the text encoders pool to {n_pooled} channels, the transformer takes {}",
-            mmdit.n_pooled
-        ));
-    }
-    if kl.n_latent != mmdit.c_in {
-        return unfit(format!(
-            "the transformer makes latents of {} channels, the autoencoder takes {}",
-            mmdit.c_in, kl.n_latent
-        ));
-    }
-    Ok(())
+    let given = ("channels that the text encoders pool to:", n_pooled);
+    components::expect_equal(folder, given, ("the transformer takes", mmdit.n_pooled))?;
+    let made = ("the transformer makes latents of so many channels:", mmdit.c_in);
+    components::expect_equal(folder, made, ("the autoencoder takes", kl.n_latent))
 }
 
 fn flow_euler(folder: &Folder) -> Result<FlowEuler, ModelError> {
-    let config = folder.config("scheduler")?;
+    let classes = ["FlowMatchEulerDiscreteScheduler"];
+    let config = components::config(folder, "scheduler", "scheduler", &classes)?;
     let defaults = FlowEulerConfig::default();
     let flag = |key| Ok::<_, ModelError>(config.opt_bool(key)?.unwrap_or(false));
     let n_train = config.usize_or("num_train_timesteps", defaults.num_train_timesteps as usize)?;
@@ -261,8 +163,7 @@ fn flow_euler(folder: &Folder) -> Result<FlowEuler, ModelError> {
 struct Sd3Conditioner {
     encoders: [(ClipTokenizer, ClipText); 2],
     t5: Option<(T5Tokenizer, T5Encoder)>,
-    widths: [usize; 2],
-    pooled_widths: [usize; 2],
+    n_pooled: usize,
     /// Of the encoder with fewer.
     n_layers: usize,
     n_tokens: usize,
@@ -278,27 +179,24 @@ impl Conditioner for Sd3Conditioner {
         _: &[Image],
     ) -> std::result::Result<Tokenized, String> {
         let mut tokenized = Tokenized::default();
+        let reader = Reader {
+            what,
+            reader: if self.t5.is_some() { "CLIP" } else { "the model" },
+            n_tokens: self.n_tokens,
+        };
         for (tokenizer, _) in &self.encoders {
-            let raw = tokenizer.encode(text);
-            let fitted = tokenizer.fit(&raw, self.n_tokens);
-            if let Some(cut) = fitted.cut.filter(|_| tokenized.warnings.is_empty()) {
-                let reader = if self.t5.is_some() { "CLIP" } else { "the model" };
-                let warning = cut_warning(what, raw.len(), reader, self.n_tokens, &cut);
-                tokenized.warnings.push(warning);
-            }
-            tokenized.raw.push(raw);
-            tokenized.fitted.push(fitted.ids);
+            components::push_clip_ids(&mut tokenized, tokenizer, text, reader);
         }
         if let Some((tokenizer, _)) = &self.t5 {
             let n_tokens = options.max_sequence_length;
             let raw = tokenizer.encode(text);
             let fitted = tokenizer.fit(&raw, n_tokens);
-            if let Some(cut) = fitted.cut {
-                let warning = cut_warning(what, raw.len(), "T5", n_tokens, &cut);
-                tokenized.warnings.push(warning);
-            }
-            tokenized.raw.push(raw);
-            tokenized.fitted.push(fitted.ids);
+            let reader = Reader {
+                reader: "T5",
+                n_tokens,
+                ..reader
+            };
+            components::push_ids(&mut tokenized, raw, fitted, reader);
         }
         Ok(tokenized)
     }
@@ -321,7 +219,7 @@ impl Conditioner for Sd3Conditioner {
             ctx.backend
                 .copy(t5, &tokens.narrow(1, self.n_tokens, n_behind)?)?;
         }
-        let pooled = ctx.alloc(&[1, self.pooled_widths.iter().sum()])?;
+        let pooled = ctx.alloc(&[1, self.n_pooled])?;
         let of_clip = tokens.narrow(1, 0, self.n_tokens)?;
         let (mut column, mut pooled_column) = (0, 0);
         for (encoder_idx, (_, encoder)) in self.encoders.iter().enumerate() {
@@ -330,11 +228,10 @@ impl Conditioner for Sd3Conditioner {
                 &text.fitted[encoder_idx],
                 N_SKIPPED_LAYERS + options.clip_skip,
             )?;
-            let (width, pooled_width) = (self.widths[encoder_idx], self.pooled_widths[encoder_idx]);
-            copy_columns(ctx, &out.tokens, &of_clip, column, width)?;
-            copy_columns(ctx, &out.pooled, &pooled, pooled_column, pooled_width)?;
-            column += width;
-            pooled_column += pooled_width;
+            copy_columns(ctx, &out.tokens, &of_clip, column)?;
+            copy_columns(ctx, &out.pooled, &pooled, pooled_column)?;
+            column += out.tokens.dim(2);
+            pooled_column += out.pooled.dim(1);
         }
         Ok(Conditioning {
             n_last_repeats: match t5 {
@@ -354,9 +251,4 @@ impl Conditioner for Sd3Conditioner {
     ) -> Result<Vec<NamedTensor>> {
         trace_named(ctx, ENCODE_PROMPT_NAMES, conditional, unconditional)
     }
-}
-
-fn copy_columns(ctx: &Ctx<'_>, x: &Tensor, out: &Tensor, column: usize, width: usize) -> Result<()> {
-    let last_idx = out.dims().len() - 1;
-    ctx.backend.copy(x, &out.narrow(last_idx, column, width)?)
 }
