@@ -192,7 +192,7 @@ fn a_checkpoint_with_a_scheduler_that_is_not_implemented_wants_a_sampler_named()
 #[test]
 fn settings_of_the_unet_that_are_not_carried_out_are_refused_by_key() {
     let cases = [
-        ("in_channels", json!(9), "inpainting"),
+        ("in_channels", json!(7), "inpainting"),
         ("class_embed_type", json!("timestep"), "class_embed_type"),
         ("addition_embed_type", json!("text_time"), "addition_embed_type"),
         ("encoder_hid_dim", json!(64), "encoder_hid_dim"),
