@@ -3,6 +3,7 @@
 mod clip;
 mod t5;
 
+pub(crate) mod qwen;
 pub(crate) mod qwen_tokenizer;
 mod t5_tokenizer;
 mod tokenizer;
