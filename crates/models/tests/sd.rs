@@ -194,7 +194,12 @@ fn settings_of_the_unet_that_are_not_carried_out_are_refused_by_key() {
     let cases = [
         ("in_channels", json!(7), "inpainting"),
         ("class_embed_type", json!("timestep"), "class_embed_type"),
-        ("addition_embed_type", json!("text_time"), "addition_embed_type"),
+        (
+            "addition_embed_type",
+            json!("text_time"),
+            "addition_time_embed_dim",
+        ),
+        ("addition_embed_type", json!("text_image"), "addition_embed_type"),
         ("encoder_hid_dim", json!(64), "encoder_hid_dim"),
         ("num_class_embeds", json!(10), "num_class_embeds"),
         ("time_cond_proj_dim", json!(256), "time_cond_proj_dim"),
