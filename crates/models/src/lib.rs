@@ -12,6 +12,7 @@ mod pipeline;
 mod diffusion;
 mod layout;
 mod parts;
+mod pixels;
 mod trace;
 
 mod families;
