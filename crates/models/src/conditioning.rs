@@ -174,6 +174,17 @@ pub(crate) trait Conditioner: Debug {
     /// Largest [`TextOptions::clip_skip`] that leaves a layer to take.
     fn max_clip_skip(&self) -> usize;
 
+    /// Refuses [`EncodeArgs::text_layers`] that cannot be taken.
+    ///
+    /// # Errors
+    /// In words. Where layers are not chosen, any.
+    fn check_text_layers(&self, layers: &[u32]) -> std::result::Result<(), String> {
+        match layers {
+            [] => Ok(()),
+            _ => Err("text layers were named, this model's are not to be chosen".to_owned()),
+        }
+    }
+
     /// The encodings under the names of reference cases.
     ///
     /// # Errors

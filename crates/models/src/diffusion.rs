@@ -11,6 +11,7 @@
 mod batch;
 mod resolve;
 mod step;
+mod task;
 
 use self::batch::{are_alike, stack_conditionings};
 use crate::{
@@ -46,7 +47,11 @@ pub(crate) struct DiffusionModel {
 }
 
 impl DiffusionModel {
-    pub(crate) fn new(opened: Opened) -> Self {
+    pub(crate) fn new(mut opened: Opened) -> Self {
+        let parts = &mut opened.parts;
+        if parts.info.tasks.is_empty() {
+            parts.info.tasks = parts.tasks.list(parts.latents.temporal.is_some());
+        }
         Self { opened }
     }
 }
@@ -109,8 +114,8 @@ struct Generation {
     /// What the denoiser is told, per pass (see [`step`]).
     passes: Vec<Conditioning>,
     is_guided: bool,
-    /// Guidance scale of the second denoiser.
-    guidance_2: f32,
+    /// The scale `s` of `u + s (c - u)`, per expert.
+    scales: [f32; 2],
     /// Channels beside the latents, f32 `[1, rows, w, c]`.
     channels: Option<Tensor>,
     /// Latents of pictures to edit, in the element type of activations.
@@ -223,30 +228,27 @@ impl Pipeline for DiffusionPipeline {
     fn begin(&self, request: &GenerateRequest) -> Result<Box<dyn Running>, Failure> {
         let mut resolved = self.resolve_numbers(request)?;
         let options = self.text_options(request)?;
+        let task = self.task(request)?;
         let given = self.given_latents(request, &resolved)?;
         let (prompt, negative) = self.tokenize(request, resolved.guidance, options)?;
         resolved.warnings = warnings(&prompt, negative.as_ref());
-        let schedule = self.schedule(request, &resolved)?;
-        let guidance_2 = self.guidance_2(request, resolved.guidance)?;
+        let schedule = self.schedule(request, &resolved, &task)?;
         let shape = self.latents_shape(&resolved);
 
         let ctx = self.ctx();
         let is_traced = request.capture == Capture::Trace;
-        let conditional = self.encode(&ctx, &prompt, &resolved, options, false, is_traced);
+        let conditional = self.encode(&ctx, &prompt, (request, &resolved), options, false);
         let conditional = conditional.map_err(device)?;
         let unconditional = negative.as_ref().map(|text| {
             let unskipped = TextOptions {
                 clip_skip: 0,
                 ..options
             };
-            self.encode(&ctx, text, &resolved, unskipped, true, is_traced)
+            self.encode(&ctx, text, (request, &resolved), unskipped, true)
         });
         let unconditional = unconditional.transpose().map_err(device)?;
         let mut generator = TorchGenerator::new(resolved.seed);
-        let noise = match given {
-            Some(values) => values,
-            None => self.noise(&mut generator, &shape),
-        };
+        let given = self.prepare(&ctx, &task, &resolved, &schedule, &mut generator, given)?;
         let mut trace = None;
         if is_traced {
             let mut tensors = token_ids(&prompt);
@@ -254,7 +256,7 @@ impl Pipeline for DiffusionPipeline {
             let encodings = conditioner.trace(&ctx, &conditional, unconditional.as_ref());
             tensors.extend(encodings.map_err(device)?);
             let layout = self.parts.latents.given;
-            let values = layout.of_loop(&noise, &shape);
+            let values = layout.of_loop(&given.init, &shape);
             tensors.push(NamedTensor::from_f32(
                 "latents.init",
                 &layout.dims(&shape),
@@ -262,8 +264,7 @@ impl Pipeline for DiffusionPipeline {
             ));
             trace = Some(tensors);
         }
-        let scaled: Vec<f32> = noise.iter().map(|x| x * schedule.init_noise_scale).collect();
-        let mut state = vec![ctx.upload_f32(&scaled, &shape.dims()).map_err(device)?];
+        let mut state = vec![ctx.upload_f32(&given.start, &shape.dims()).map_err(device)?];
         for _ in 0..schedule.n_kept {
             let kept = ctx.backend.alloc(&shape.dims(), DType::F32).map_err(device)?;
             ctx.backend.fill(&kept, 0.0).map_err(device)?;
@@ -285,11 +286,11 @@ impl Pipeline for DiffusionPipeline {
             state,
             passes,
             is_guided,
-            guidance_2,
-            channels: None,
-            references: Vec::new(),
-            known: None,
-            is_first_frame_given: false,
+            scales: self.guidance_scales(request),
+            channels: given.channels,
+            references: given.references,
+            known: given.known,
+            is_first_frame_given: given.is_first_frame_given,
             generator,
             trace,
             key: 0,
@@ -365,7 +366,8 @@ impl Pipeline for DiffusionPipeline {
         let generation = generation.ok_or_else(|| internal("a member of another pipeline"))?;
         let ctx = self.ctx();
         let decoder = &self.parts.decoder;
-        let pixels = decoder.decode(&ctx, &generation.state[0], generation.shape.n_frames);
+        let latents = generation.finished(&ctx).map_err(device)?;
+        let pixels = decoder.decode(&ctx, &latents, generation.shape.n_frames);
         let pixels = pixels.map_err(device)?;
         if !ctx.backend.all_finite(&pixels).map_err(device)? {
             return Err(non_finite("the picture is", "decoding"));
@@ -410,15 +412,13 @@ impl DiffusionPipeline {
         self.parts.denoisers.idx(timestep.unwrap_or(f32::INFINITY))
     }
 
-    /// The scale `s` of `u + s (c - u)`.
-    fn guidance_scale(&self, generation: &Generation, expert_idx: usize) -> f32 {
-        let scale = match expert_idx {
-            0 => generation.resolved.guidance,
-            _ => generation.guidance_2,
-        };
+    /// The scale `s` of `u + s (c - u)`, per expert.
+    fn guidance_scales(&self, request: &GenerateRequest) -> [f32; 2] {
+        let guidance = request.guidance.unwrap_or(self.parts.info.default_guidance);
         match self.parts.guidance {
-            GuidanceRule::Offset => scale + 1.0,
-            _ => scale,
+            GuidanceRule::Offset => [guidance + 1.0; 2],
+            GuidanceRule::Embedded => [request.true_guidance.unwrap_or(1.0); 2],
+            _ => [guidance, request.guidance_2.unwrap_or(guidance)],
         }
     }
 
@@ -426,10 +426,9 @@ impl DiffusionPipeline {
         &self,
         ctx: &Ctx<'_>,
         text: &Tokenized,
-        resolved: &Resolved,
+        (request, resolved): (&GenerateRequest, &Resolved),
         options: TextOptions,
         is_negative: bool,
-        is_traced: bool,
     ) -> Result<Conditioning, TensorError> {
         let args = EncodeArgs {
             options,
@@ -437,9 +436,9 @@ impl DiffusionPipeline {
             height: resolved.height,
             guidance: resolved.guidance,
             is_negative,
-            is_traced,
-            text_layers: &[],
-            images: &[],
+            is_traced: request.capture == Capture::Trace,
+            text_layers: &request.text_layers,
+            images: &request.images,
         };
         self.parts.conditioner.encode(ctx, text, &args)
     }

@@ -9,7 +9,7 @@ use crate::{
 use denoised_checkpoint::Weights;
 use denoised_sampler::Sampler;
 use denoised_tensor::WeightSpec;
-use denoised_types::ModelInfo;
+use denoised_types::{ModelInfo, Task};
 
 /// A checkpoint whose structure is known. What is only for loading goes with the files that it keeps open.
 #[derive(Debug)]
@@ -91,16 +91,51 @@ pub(crate) enum GuidanceRule {
 }
 
 /// What a model does beside text to picture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tasks {
     /// Starts from a picture instead of noise (strength), and repaints under a mask.
     pub(crate) image_to_image: bool,
-    /// Most pictures it edits by instruction; 0 if none.
-    pub(crate) n_references: usize,
+    /// Pictures that it edits by instruction.
+    pub(crate) references: Option<References>,
     /// Channels beside the latents that the denoiser takes.
     pub(crate) channels: Channels,
+    /// Whether a picture can be the first frame of a video, its latents taking the place of the first ones in every step.
+    pub(crate) is_first_frame_kept: bool,
     /// Whether a request must bring a picture.
     pub(crate) needs_image: bool,
+}
+
+impl Tasks {
+    /// As users are told.
+    pub(crate) fn list(&self, is_video: bool) -> Vec<Task> {
+        let of_text = match is_video {
+            true => Task::TextToVideo,
+            false => Task::TextToImage,
+        };
+        let animates = self.is_first_frame_kept || self.channels == Channels::FirstFrame;
+        [
+            (!self.needs_image, of_text),
+            (self.image_to_image, Task::ImageToImage),
+            (
+                self.image_to_image || self.channels == Channels::Inpaint,
+                Task::Inpaint,
+            ),
+            (self.references.is_some(), Task::Edit),
+            (animates, Task::ImageToVideo),
+        ]
+        .into_iter()
+        .filter_map(|(is_done, task)| is_done.then_some(task))
+        .collect()
+    }
+}
+
+/// How pictures are edited by instruction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct References {
+    /// Most pictures of one request.
+    pub(crate) most: usize,
+    /// Width and height to which a picture of this width and height is brought before it is encoded.
+    pub(crate) size: fn(u32, u32) -> (u32, u32),
 }
 
 /// What the channels beside the latents hold.

@@ -1,6 +1,6 @@
 //! A request's numbers against the model: defaults, and refusals that say what would do.
 
-use super::{DiffusionPipeline, invalid};
+use super::{DiffusionPipeline, invalid, task::Task};
 use crate::{
     conditioning::{TextOptions, Tokenized},
     layout::LatentsShape,
@@ -12,9 +12,21 @@ use denoised_types::{Failure, GenerateRequest, Resolved};
 impl DiffusionPipeline {
     pub(super) fn resolve_numbers(&self, request: &GenerateRequest) -> Result<Resolved, Failure> {
         let info = &self.parts.info;
-        let width = self.side("width", request.width.unwrap_or(info.default_size.0))?;
-        let height = self.side("height", request.height.unwrap_or(info.default_size.1))?;
-        let n_steps = request.n_steps.unwrap_or(info.default_n_steps);
+        let task = self.task(request)?;
+        let default_size = self.default_size(&task);
+        let width = self.side("width", request.width.unwrap_or(default_size.0))?;
+        let height = self.side("height", request.height.unwrap_or(default_size.1))?;
+        let n_frames = self.n_frames(request)?;
+        let n_sigmas = u32::try_from(request.sigmas.len()).unwrap_or(u32::MAX);
+        if let Some(n_steps) = request.n_steps.filter(|n| n_sigmas > 0 && *n != n_sigmas) {
+            return Err(invalid(format!(
+                "steps is {n_steps} and {n_sigmas} noise levels were given: leave one of them out"
+            )));
+        }
+        let n_steps = match n_sigmas {
+            0 => request.n_steps.unwrap_or(info.default_n_steps),
+            n => n,
+        };
         if !(1..=GenerateRequest::MAX_STEPS).contains(&n_steps) {
             let most = GenerateRequest::MAX_STEPS;
             return Err(invalid(format!("steps is {n_steps}, it must be 1 to {most}")));
@@ -25,22 +37,47 @@ impl DiffusionPipeline {
                 "guidance is {guidance}, it must be a finite number"
             )));
         }
-        self.guidance_2(request, guidance)?;
+        self.check_guidance(request)?;
         let sampler = self.sampler_name(request)?.to_owned();
         let resolved = Resolved {
             width,
             height,
-            n_frames: self.n_frames(request)?,
+            n_frames,
             n_steps,
             guidance,
             seed: request.seed,
             sampler,
             warnings: Vec::new(),
         };
-        self.schedule(request, &resolved)?;
+        self.schedule(request, &resolved, &task)?;
         self.text_options(request)?;
         self.given_latents(request, &resolved)?;
         Ok(resolved)
+    }
+
+    /// Refuses scales that this model has no use for: they would be ignored.
+    fn check_guidance(&self, request: &GenerateRequest) -> Result<(), Failure> {
+        let is_embedded = self.parts.guidance == GuidanceRule::Embedded;
+        if request.guidance_2.is_some() && self.parts.denoisers.low_noise.is_none() {
+            return Err(invalid(
+                "a second guidance scale was given, this model has one denoiser for all noise levels"
+                    .to_owned(),
+            ));
+        }
+        if request.true_guidance.is_some_and(|scale| scale != 1.0) && !is_embedded {
+            return Err(invalid(
+                "a true guidance scale was given, this model's guidance is that: name the scale there"
+                    .to_owned(),
+            ));
+        }
+        for scale in [request.guidance_2, request.true_guidance].into_iter().flatten() {
+            if !scale.is_finite() {
+                return Err(invalid(format!(
+                    "guidance is {scale}, it must be a finite number"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// A width or height on the grid.
@@ -102,20 +139,6 @@ impl DiffusionPipeline {
         Ok(n_frames)
     }
 
-    /// Guidance scale of the second denoiser.
-    pub(super) fn guidance_2(&self, request: &GenerateRequest, guidance: f32) -> Result<f32, Failure> {
-        match request.guidance_2 {
-            None => Ok(guidance),
-            Some(given) if self.parts.denoisers.low_noise.is_none() => Err(invalid(format!(
-                "guidance_2 is {given}, this model has one denoiser"
-            ))),
-            Some(given) if !given.is_finite() => Err(invalid(format!(
-                "guidance_2 is {given}, it must be a finite number"
-            ))),
-            Some(given) => Ok(given),
-        }
-    }
-
     /// What the request names, or the checkpoint's own.
     fn sampler_name<'a>(&'a self, request: &'a GenerateRequest) -> Result<&'a str, Failure> {
         let samplers = &self.parts.info.samplers;
@@ -144,17 +167,24 @@ impl DiffusionPipeline {
         &self,
         request: &GenerateRequest,
         resolved: &Resolved,
+        task: &Task<'_>,
     ) -> Result<Schedule, Failure> {
-        let _ = request;
         let shape = self.latents_shape(resolved);
         let ask = Ask {
             n_steps: resolved.n_steps as usize,
-            sigmas: None,
+            sigmas: (!request.sigmas.is_empty()).then_some(&request.sigmas[..]),
             n_tokens: shape.n_frames * shape.h * shape.w / self.parts.latents.patch_area(),
-            strength: None,
+            strength: task.strength(),
         };
         let schedule = self.sampler(&resolved.sampler)?.schedule(&ask);
-        schedule.map_err(|error| invalid(error.to_string()))
+        let schedule = schedule.map_err(|error| invalid(error.to_string()))?;
+        if schedule.n_steps() == 0 {
+            let (n_steps, strength) = (resolved.n_steps, task.strength().unwrap_or(1.0));
+            return Err(invalid(format!(
+                "strength {strength} of {n_steps} steps leaves none to do: more of either is needed"
+            )));
+        }
+        Ok(schedule)
     }
 
     pub(super) fn text_options(&self, request: &GenerateRequest) -> Result<TextOptions, Failure> {
@@ -165,6 +195,8 @@ impl DiffusionPipeline {
                 "clip_skip is {clip_skip}, this model has layers for at most {most}"
             )));
         }
+        let layers = self.parts.conditioner.check_text_layers(&request.text_layers);
+        layers.map_err(invalid)?;
         Ok(TextOptions {
             max_sequence_length: self.max_sequence_length(request)?,
             clip_skip,
@@ -243,7 +275,10 @@ impl DiffusionPipeline {
             GuidanceRule::Classic => guidance > 1.0,
             GuidanceRule::Offset => guidance > 0.0,
             GuidanceRule::NormPreserving { .. } => guidance > 1.0 && request.negative_prompt.is_some(),
-            GuidanceRule::Embedded | GuidanceRule::None => false,
+            GuidanceRule::Embedded => {
+                request.true_guidance.is_some_and(|scale| scale > 1.0) && request.negative_prompt.is_some()
+            }
+            GuidanceRule::None => false,
         }
     }
 
@@ -255,7 +290,10 @@ impl DiffusionPipeline {
         options: TextOptions,
     ) -> Result<(Tokenized, Option<Tokenized>), Failure> {
         let tokenize = |text: &str, what| {
-            let tokenized = self.parts.conditioner.tokenize(text, what, options, &[]);
+            let tokenized = self
+                .parts
+                .conditioner
+                .tokenize(text, what, options, &request.images);
             tokenized.map_err(invalid)
         };
         let prompt = tokenize(&request.prompt, "prompt")?;

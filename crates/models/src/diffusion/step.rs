@@ -38,6 +38,8 @@ struct StepPlan {
     has_noise: bool,
     has_channels: bool,
     has_known: bool,
+    /// Whether what is known takes its place before the denoiser sees the latents, not after the step.
+    is_known_first: bool,
     /// Tensors of the sampler's state beside the latents.
     n_kept: usize,
     n_references: usize,
@@ -111,6 +113,7 @@ impl DiffusionPipeline {
             has_noise: noises.iter().any(Option::is_some),
             has_channels: first.channels.is_some(),
             has_known: first.known.is_some(),
+            is_known_first: first.is_first_frame_given,
             n_kept: first.schedule.n_kept,
             n_references: first.references.len(),
             forms: first.passes.iter().map(Conditioning::form).collect(),
@@ -122,7 +125,7 @@ impl DiffusionPipeline {
         plan.is_scaled = scales.iter().any(|scale| *scale != 1.0);
         let guidance: Vec<f32> = members
             .iter()
-            .map(|member| self.guidance_scale(member, plan.expert_idx))
+            .map(|member| member.scales[plan.expert_idx.min(1)])
             .collect();
 
         let mut numbers = vec![
@@ -292,7 +295,17 @@ impl DiffusionPipeline {
         }
 
         let latents = &state[0];
-        let seen = self.seen(ctx, latents, plan.is_scaled.then_some(scales), channels.as_ref())?;
+        let blend = |latents: &Tensor| match (known_factors, &known[..]) {
+            (Some(factors), [image, noise, mask, inverse]) => {
+                blended(ctx, latents, image, noise, factors, (mask, inverse))
+            }
+            _ => Ok(latents.clone()),
+        };
+        let seen = match plan.is_known_first {
+            true => &blend(latents)?,
+            false => latents,
+        };
+        let seen = self.seen(ctx, seen, plan.is_scaled.then_some(scales), channels.as_ref())?;
         let seen = repeated(ctx, &seen, n_copies)?;
         let mut predictions = Vec::with_capacity(2);
         for form in &plan.forms {
@@ -354,8 +367,8 @@ impl DiffusionPipeline {
             }
             guided = plan.is_traced.then_some(prediction);
         }
-        if let (Some(factors), [image, image_noise, mask, inverse]) = (known_factors, &known[..]) {
-            outputs[0] = blended(ctx, &outputs[0], image, image_noise, factors, (mask, inverse))?;
+        if !plan.is_known_first {
+            outputs[0] = blend(&outputs[0])?;
         }
         outputs.extend(guided);
         Ok(outputs)
@@ -485,7 +498,7 @@ fn weighted_sum(
 }
 
 /// `mask latents + inverse (a image + b noise)`, where `inverse` is `1 - mask` and a, b are the first two of `factors` `[members, 3]`.
-fn blended(
+pub(super) fn blended(
     ctx: &Ctx<'_>,
     latents: &Tensor,
     image: &Tensor,

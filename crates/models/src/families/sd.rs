@@ -144,12 +144,12 @@ pub(super) fn unet_tasks(
     }
     Ok(Tasks {
         image_to_image: autoencoder.encoder.is_some(),
-        n_references: 0,
         channels: match is_inpainting {
             true => Channels::Inpaint,
             false => Channels::None,
         },
         needs_image: is_inpainting,
+        ..Tasks::default()
     })
 }
 
