@@ -256,8 +256,8 @@ template <class T, int V> DEVICE void group_norm_chunk(const GroupNormArgs& args
     DYN_SHARED(float, shared);
     float* sums = shared;
     float* lanes = shared + args.n_groups;
-    int batch = blockIdx.y;
-    i64 start = blockIdx.x * args.chunk_len;
+    int batch = blockIdx.x / args.n_chunks, chunk = blockIdx.x - batch * args.n_chunks;
+    i64 start = chunk * args.chunk_len;
     i64 n_rows = min(args.chunk_len, args.n_positions - start);
     i64 first_row = batch * args.n_positions + start;
     int group_len = args.n_channels / args.n_groups;
@@ -265,7 +265,7 @@ template <class T, int V> DEVICE void group_norm_chunk(const GroupNormArgs& args
     chunk_sums<T, V>(args, first_row, n_rows, lanes, sums, [](float x, int) { return x; });
     for (int group = threadIdx.x; group < args.n_groups; group += 256) sums[group] /= count;
     __syncthreads();
-    float* partials = args.partials + (static_cast<i64>(batch) * args.n_chunks + blockIdx.x) * args.n_groups * 2;
+    float* partials = args.partials + static_cast<i64>(blockIdx.x) * args.n_groups * 2;
     for (int group = threadIdx.x; group < args.n_groups; group += 256) partials[2 * group] = sums[group];
     // The means are read by all threads while the squares are summed into other places.
     float* squares = lanes + max(256 / (args.n_channels / V), 1) * args.n_channels;

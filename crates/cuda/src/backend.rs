@@ -223,6 +223,7 @@ impl Backend for CudaBackend {
             x = &dense;
         }
         let view = self.ops().view("download", "x", x)?;
+        self.device.enter()?;
         // SAFETY: the view holds that many bytes; `out` is not touched until the stream has been waited for.
         let answer = unsafe { result::memcpy_dtoh_async(out, view.start, self.device.stream()) };
         self.device.check("download", answer)?;
@@ -245,6 +246,7 @@ impl Backend for CudaBackend {
         input: PrepareInput<'_>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Prepared> {
+        self.device.enter()?;
         self.device.refuse_in_recording("prepare")?;
         weights::prepare(&self.memory, self.dtype, specs, input, progress)
     }

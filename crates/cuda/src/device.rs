@@ -3,21 +3,23 @@
 //! R1. Every launch is in the log. Before each one the stream writes its number into memory of the host, so that after a fault the
 //!     number that was written last names the launch that caused it. Replays of recordings have one number in all.
 //! R2. An error after which a context is of no use is latched: every later op returns it.
+//! R3. A thread may have several devices open. Whatever calls the driver enters its own device first ([`Device::enter`]): another may have
+//!     been used since.
 
 use crate::library;
-use cudarc::driver::{
-    DriverError,
-    result::{self, ctx, device, primary_ctx, stream},
-    sys,
+use cudarc::{
+    cublaslt::{result::CublasError, sys as lt},
+    driver::{
+        DriverError,
+        result::{self, ctx, device, primary_ctx, stream},
+        sys,
+    },
 };
 use denoised_tensor::{Result, TensorError, WeightSet};
 use std::{cell::RefCell, collections::VecDeque, ffi::c_void, fmt, sync::Arc};
 
 /// Launches that are remembered for the report of a fault.
 const LOG_LEN: usize = 4096;
-
-/// The first driver that has every function that is called here (12.4).
-const MIN_DRIVER: i32 = 12_040;
 
 /// One enqueued piece of work, as a fault's report shows it.
 #[derive(Clone, Debug)]
@@ -60,6 +62,8 @@ impl fmt::Display for Launch {
 /// An open device. Belongs to the thread that opened it.
 pub(crate) struct Device {
     device: sys::CUdevice,
+    /// The device's primary one, which this retains.
+    context: sys::CUcontext,
     device_idx: usize,
     stream: sys::CUstream,
     /// For what must happen while the other is being recorded.
@@ -67,6 +71,8 @@ pub(crate) struct Device {
     name: String,
     compute_capability: (u32, u32),
     n_multiprocessors: u32,
+    /// Most shared memory that a block may have.
+    max_shared_bytes: u32,
     /// Whether every launch is waited for.
     is_checked: bool,
     mark: Option<Mark>,
@@ -106,7 +112,7 @@ impl Device {
                 n_devices - 1
             )));
         }
-        check_driver()?;
+        library::device_is_supported(device_idx).map_err(|error| TensorError::Device(error.to_string()))?;
         let opening = |error| driver_failure("opening the device", error);
         let device = device::get(device_idx as i32).map_err(opening)?;
         // SAFETY: `device` is valid; the context is released once, in `drop`.
@@ -123,16 +129,20 @@ impl Device {
             let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
             let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
             let n_multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+            let max_shared_bytes =
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
             let stream = stream::create(stream::StreamKind::NonBlocking)?;
             let side_stream = stream::create(stream::StreamKind::NonBlocking)?;
             Ok(Self {
                 device,
+                context,
                 device_idx,
                 stream,
                 side_stream,
                 name,
                 compute_capability: (major, minor),
                 n_multiprocessors,
+                max_shared_bytes,
                 is_checked,
                 mark: None,
                 log: RefCell::default(),
@@ -170,6 +180,11 @@ impl Device {
         self.n_multiprocessors
     }
 
+    /// Most shared memory that a block may have.
+    pub(crate) fn max_shared_bytes(&self) -> u32 {
+        self.max_shared_bytes
+    }
+
     /// Whether every launch is waited for, so that nothing is recorded either.
     pub(crate) fn is_checked(&self) -> bool {
         self.is_checked
@@ -193,6 +208,47 @@ impl Device {
             Some(fault) => Err(fault.clone()),
             None => Ok(()),
         }
+    }
+
+    /// Makes this the device that the calling thread's calls of the driver are about (R3).
+    ///
+    /// # Errors
+    /// What the device failed with for good.
+    pub(crate) fn enter(&self) -> Result<()> {
+        self.check_alive()?;
+        // SAFETY: the context is retained as long as `self`.
+        let entered = unsafe { ctx::set_current(self.context) };
+        self.check("entering the device", entered)
+    }
+
+    /// As [`Device::enter`], for giving back what a device that failed may still hold.
+    pub(crate) fn enter_to_free(&self) {
+        // SAFETY: as above. What is given back next says whether it could be.
+        let _ = unsafe { ctx::set_current(self.context) };
+    }
+
+    /// The answer of cuBLASLt to something that `what` names. It tells little of what went wrong, so the driver is asked first.
+    pub(crate) fn check_product<T>(
+        &self,
+        what: &str,
+        answer: std::result::Result<T, CublasError>,
+    ) -> Result<T> {
+        answer.map_err(|CublasError(status)| {
+            if !self.is_recording() {
+                // SAFETY: the stream lives as long as `self`. It is not asked while it is captured, which would end the capture.
+                let state = unsafe { sys::cuStreamQuery(self.stream) }.result();
+                if let Err(error) = state
+                    && is_sticky(error)
+                    && let Err(failure) = self.check::<()>(what, Err(error))
+                {
+                    return failure;
+                }
+            }
+            match status {
+                lt::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED => out_of_memory(what),
+                _ => TensorError::Device(format!("{what}: cuBLASLt answers {status:?}")),
+            }
+        })
     }
 
     /// The driver's answer to something that `what` names; an error that lasts is latched.
@@ -225,7 +281,7 @@ impl Device {
 
     /// Enqueues work that is not a kernel of ours; `launch` is what a report of a fault shows.
     pub(crate) fn enqueue(&self, launch: Launch, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.check_alive()?;
+        self.enter()?;
         self.note(launch)?;
         work()?;
         self.wait_if_checked()
@@ -290,7 +346,7 @@ impl Device {
     /// # Errors
     /// The device's; [`TensorError::Operand`] while a recording is being made, which cannot wait.
     pub(crate) fn synchronize(&self, what: &'static str) -> Result<()> {
-        self.check_alive()?;
+        self.enter()?;
         self.refuse_in_recording(what)?;
         // SAFETY: the stream lives as long as `self`.
         let answer = unsafe { stream::synchronize(self.stream) };
@@ -342,6 +398,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        self.enter_to_free();
         // SAFETY: all were made in `open` and are given back once. What they answer does not matter any more.
         unsafe {
             let _ = stream::synchronize(self.stream);
@@ -393,23 +450,6 @@ impl Drop for Mark {
     }
 }
 
-/// Refuses drivers that lack functions which are called here.
-fn check_driver() -> Result<()> {
-    let mut version = 0;
-    // SAFETY: `version` is written; every driver has this function.
-    let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
-    answer.map_err(|error| driver_failure("asking for the driver's version", error))?;
-    if version >= MIN_DRIVER {
-        return Ok(());
-    }
-    let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
-    Err(TensorError::Device(format!(
-        "the driver is for CUDA {}, at least {} is needed: update the GPU's driver",
-        text(version),
-        text(MIN_DRIVER)
-    )))
-}
-
 /// Errors after which a context is of no use.
 fn is_sticky(error: DriverError) -> bool {
     use sys::CUresult as E;
@@ -426,12 +466,31 @@ fn is_sticky(error: DriverError) -> bool {
             | E::CUDA_ERROR_ASSERT
             | E::CUDA_ERROR_ECC_UNCORRECTABLE
             | E::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | E::CUDA_ERROR_CONTAINED
+            | E::CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | E::CUDA_ERROR_MPS_RPC_FAILURE
+            | E::CUDA_ERROR_MPS_CLIENT_TERMINATED
+            | E::CUDA_ERROR_EXTERNAL_DEVICE
             | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
             | E::CUDA_ERROR_DEINITIALIZED
+            | E::CUDA_ERROR_UNKNOWN
     )
 }
 
+/// What the driver could not do; that it had no memory for it is told as such.
 pub(crate) fn driver_failure(what: &str, error: DriverError) -> TensorError {
+    if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return out_of_memory(what);
+    }
     let (name, text) = library::error_texts(error);
     TensorError::Device(format!("{what}: {name} ({text})"))
+}
+
+/// For what does not say how much it needed. The device was entered.
+fn out_of_memory(what: &str) -> TensorError {
+    TensorError::OutOfMemory {
+        what: what.to_owned(),
+        needed_bytes: 0,
+        available_bytes: result::mem_get_info().map_or(0, |(free_bytes, _)| free_bytes as u64),
+    }
 }

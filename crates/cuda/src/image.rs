@@ -226,7 +226,7 @@ fn compile_for(name: &str, text: &str, architecture: &str) -> std::result::Resul
                 let log = String::from_utf8_lossy(&log).into_owned();
                 Err(Refusal {
                     text: format!(
-                        "compiling {name}.cu for {architecture}: {error:?}: {}",
+                        "compiling {name}.cu for {architecture}: {error:?}; NVRTC of CUDA 12.4 or later can, --device cpu needs none: {}",
                         log.trim()
                     ),
                     is_unknown_architecture: error.0 == sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION,

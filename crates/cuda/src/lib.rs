@@ -37,4 +37,4 @@ mod staging;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};
-pub use library::{Unavailable, device_count, libraries_are_present};
+pub use library::{Unavailable, device_count, device_is_supported, libraries_are_present};

@@ -34,12 +34,12 @@ struct State {
     arena: RefCell<Option<Rc<Arena>>>,
     /// What R3 keeps back.
     deferred: RefCell<Vec<sys::CUdeviceptr>>,
-    /// Gives up what is only kept for later; returns whether that was anything.
+    /// Gives up what is only kept for later.
     release: RefCell<Option<Release>>,
 }
 
 /// What [`Memory::on_shortage`] takes.
-struct Release(Box<dyn Fn() -> bool>);
+struct Release(Box<dyn Fn()>);
 
 impl std::fmt::Debug for Release {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -66,7 +66,7 @@ impl Memory {
     }
 
     /// What is asked to give up memory before a request for more fails.
-    pub(crate) fn on_shortage(&self, release: Box<dyn Fn() -> bool>) {
+    pub(crate) fn on_shortage(&self, release: Box<dyn Fn()>) {
         *self.0.release.borrow_mut() = Some(Release(release));
     }
 
@@ -82,7 +82,7 @@ impl Memory {
 
     fn take_for(&self, what: impl Fn() -> String, len_bytes: usize, is_reusable: bool) -> Result<Region> {
         let state = &self.0;
-        state.device.check_alive()?;
+        state.device.enter()?;
         let arena = state.arena.borrow().clone();
         let start = match &arena {
             Some(arena) => arena.take(&state.device, len_bytes, is_reusable),
@@ -133,6 +133,7 @@ impl Memory {
     /// What others than activations may take; if that is less than `needed_bytes`, after everything that is only kept was given up.
     pub(crate) fn available_to_others(&self, needed_bytes: u64) -> Result<u64> {
         let device = &self.0.device;
+        device.enter()?;
         let ask = || device.check("asking for memory", result::mem_get_info());
         let (free_bytes, _) = ask()?;
         if free_bytes as u64 >= needed_bytes {
@@ -158,8 +159,26 @@ impl Memory {
         arena
     }
 
+    /// Refuses memory that a recording which is being made must not have the address of: it may be freed, or used for something else, by
+    /// the time of a replay.
+    pub(crate) fn check_recordable(&self, op: &'static str, name: &str, region: &Region) -> Result<()> {
+        let arena = self.0.arena.borrow();
+        let own = region.arena.as_ref().map(|(arena, _)| arena);
+        match (&*arena, own) {
+            (Some(arena), Some(own)) if Rc::ptr_eq(arena, own) => Ok(()),
+            (Some(_), _) => Err(TensorError::Operand {
+                op,
+                detail: format!(
+                    "{name} was made before the body that is being recorded: pass it as one of its inputs"
+                ),
+            }),
+            (None, _) => Ok(()),
+        }
+    }
+
     /// Back to the device's pool.
     pub(crate) fn end_arena(&self) {
+        self.0.device.enter_to_free();
         *self.0.arena.borrow_mut() = None;
         for start in self.0.deferred.take() {
             free(self.0.device.stream(), start);
@@ -291,6 +310,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.device.enter_to_free();
         // Replays that were enqueued use it in this stream.
         for (start, len_bytes) in self.blocks.take() {
             self.kept_bytes.set(self.kept_bytes.get() - len_bytes as u64);
@@ -332,7 +352,10 @@ impl Drop for Region {
             Some((arena, true)) => arena.give_back(self.start),
             Some((_, false)) => {}
             None if state.device.is_recording() => state.deferred.borrow_mut().push(self.start),
-            None => free(state.device.stream(), self.start),
+            None => {
+                state.device.enter_to_free();
+                free(state.device.stream(), self.start);
+            }
         }
     }
 }

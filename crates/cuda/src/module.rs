@@ -11,7 +11,7 @@ use cudarc::driver::{
 };
 use denoised_tensor::{DType, Result, TensorError};
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::HashMap,
     ffi::c_void,
     path::Path,
@@ -19,6 +19,9 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
+
+/// Dynamic shared memory that every block may have.
+const SHARED_BYTES: u32 = 48 << 10;
 
 /// A kernel as launches name it: `layer_norm` of `norm.cu`, of which there is `layer_norm_f32`, `layer_norm_bf16` and `layer_norm_f16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +38,8 @@ pub(crate) struct Function {
     pub(crate) raw: sys::CUfunction,
     /// With its element type.
     pub(crate) name: Rc<str>,
+    /// Dynamic shared memory that it was opted in for.
+    granted_bytes: Rc<Cell<u32>>,
 }
 
 /// All kernels of one device.
@@ -109,7 +114,7 @@ impl Modules {
         }
     }
 
-    /// The kernel for `dtype`, which takes one argument of `args_bytes`. `shared_bytes` is the most that it will be launched with.
+    /// The kernel for `dtype`, which takes one argument of `args_bytes` and is about to be launched with `shared_bytes`.
     pub(crate) fn function(
         &self,
         kernel: Kernel,
@@ -117,9 +122,41 @@ impl Modules {
         args_bytes: usize,
         shared_bytes: u32,
     ) -> Result<Function> {
-        if let Some(function) = self.functions.borrow().get(&(kernel, dtype)) {
-            return Ok(function.clone());
+        let known = self.functions.borrow().get(&(kernel, dtype)).cloned();
+        let function = match known {
+            Some(function) => function,
+            None => self.look_up(kernel, dtype, args_bytes)?,
+        };
+        if shared_bytes > function.granted_bytes.get() {
+            self.grant(&function, shared_bytes)?;
         }
+        Ok(function)
+    }
+
+    /// Opts in for more shared memory than every block may have.
+    fn grant(&self, function: &Function, shared_bytes: u32) -> Result<()> {
+        let name = &function.name;
+        let most = self.device.max_shared_bytes();
+        if shared_bytes > most {
+            return Err(TensorError::Device(format!(
+                "{name} needs {shared_bytes} bytes of shared memory for these extents, a block of this device has at most {most}"
+            )));
+        }
+        // SAFETY: the function was looked up in a module that is still loaded.
+        let answer = unsafe {
+            function::set_function_attribute(
+                function.raw,
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                shared_bytes as i32,
+            )
+        };
+        self.device.check(name, answer)?;
+        function.granted_bytes.set(shared_bytes);
+        Ok(())
+    }
+
+    fn look_up(&self, kernel: Kernel, dtype: DType, args_bytes: usize) -> Result<Function> {
+        self.device.enter()?;
         let name = format!("{}_{dtype}", kernel.name);
         let module = *self
             .modules
@@ -133,20 +170,10 @@ impl Modules {
             module::get_function(module, image::c_name(&name)?)
         })?;
         self.check_argument(raw, &name, args_bytes)?;
-        if shared_bytes > 48 << 10 {
-            // SAFETY: `raw` was found above.
-            let answer = unsafe {
-                function::set_function_attribute(
-                    raw,
-                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    shared_bytes as i32,
-                )
-            };
-            self.device.check(&name, answer)?;
-        }
         let function = Function {
             raw,
             name: name.into(),
+            granted_bytes: Rc::new(Cell::new(SHARED_BYTES)),
         };
         self.functions
             .borrow_mut()
@@ -200,6 +227,9 @@ fn compile_all(
 
 impl Drop for Modules {
     fn drop(&mut self) {
+        self.device.enter_to_free();
+        // Kernels that are under way are still read. A device that failed runs none.
+        let _ = self.device.synchronize("unloading kernels");
         for module in self.modules.values() {
             // SAFETY: loaded once, unloaded once; nothing is launched after this.
             let _ = unsafe { module::unload(*module) };

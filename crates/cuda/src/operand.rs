@@ -114,7 +114,11 @@ pub(crate) fn activation_code(activation: Activation) -> i32 {
 pub(crate) fn view(op: &'static str, name: &str, tensor: &Tensor, memory: &Memory) -> Result<View> {
     let buffer = tensor.buffer().as_any();
     let start = if let Some(buffer) = buffer.downcast_ref::<CudaBuffer>() {
-        buffer.0.memory().is_same(memory).then(|| buffer.0.start())
+        let is_own = buffer.0.memory().is_same(memory);
+        if is_own {
+            memory.check_recordable(op, name, &buffer.0)?;
+        }
+        is_own.then(|| buffer.0.start())
     } else {
         buffer
             .downcast_ref::<WeightBuffer>()

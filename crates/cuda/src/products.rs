@@ -1,6 +1,7 @@
 //! Matrix products by cuBLASLt, through cudarc's result layer.
 //!
-//! R1. Descriptors and the algorithm are made once per [`Shape`] and kept; a product in a steady step costs one call.
+//! R1. Descriptors and the algorithm are made once per [`Shape`] and kept; a product in a steady step costs one call. When there are
+//!     [`MAX_PLANS`] all are forgotten: shapes of requests come and go, a step has a few dozen.
 //! R2. The algorithm is chosen for the alignment that the operands really have. The library assumes 256 bytes unless it is told.
 //! R3. One workspace, owned here: products of one stream run one after another.
 //! R4. f32 means f32: never TF32. 16-bit types are accumulated in f32.
@@ -13,12 +14,15 @@ use cudarc::cublaslt::{
     result::{self, CublasError},
     sys,
 };
-use denoised_tensor::{DType, Result, TensorError};
+use denoised_tensor::{DType, Result};
 use std::{cell::RefCell, collections::HashMap, ffi::c_void, fmt, rc::Rc};
 
 /// Workspace that the fastest algorithms of Hopper ask for, and of what came before.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES: usize = 4 << 20;
+
+/// Plans that are kept at most.
+const MAX_PLANS: usize = 2048;
 
 /// `CUBLAS_OP_T`, whose type is that of another library.
 const TRANSPOSED: i32 = 1;
@@ -98,7 +102,7 @@ impl Products {
             _ => WORKSPACE_BYTES,
         };
         let workspace = memory.take(|| "the workspace of products".to_owned(), workspace_bytes)?;
-        let handle = result::create_handle().map_err(|error| failure("opening cuBLASLt", error))?;
+        let handle = device.check_product("opening cuBLASLt", result::create_handle())?;
         Ok(Self {
             handle,
             workspace,
@@ -112,7 +116,7 @@ impl Products {
     /// # Safety
     /// The operands are on `device`, lie as `shape` says, and the output overlaps no other but the residual, which may be the same.
     pub(crate) unsafe fn run(&self, device: &Device, shape: &Shape, operands: &Operands) -> Result<()> {
-        device.check_alive()?;
+        device.enter()?;
         let residual = if shape.residual.is_some() {
             operands.residual
         } else {
@@ -124,8 +128,13 @@ impl Products {
         let plan = match known {
             Some(plan) => plan,
             None => {
-                let plan = Rc::new(self.plan(&key, operands.bias)?);
-                self.plans.borrow_mut().insert(key, Rc::clone(&plan));
+                let planned = self.plan(&key, operands.bias);
+                let plan = Rc::new(device.check_product(&shape.to_string(), planned)?);
+                let mut plans = self.plans.borrow_mut();
+                if plans.len() >= MAX_PLANS {
+                    plans.clear();
+                }
+                plans.insert(key, Rc::clone(&plan));
                 plan
             }
         };
@@ -136,10 +145,10 @@ impl Products {
         device.enqueue(launch, || unsafe {
             if shape.has_bias {
                 let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-                set_desc(plan.desc.0, attribute, &operands.bias)
-                    .map_err(|error| failure(&shape.to_string(), error))?;
+                let set = set_desc(plan.desc.0, attribute, &operands.bias);
+                device.check_product(&shape.to_string(), set)?;
             }
-            result::matmul(
+            let answer = result::matmul(
                 self.handle,
                 plan.desc.0,
                 (&raw const alpha).cast(),
@@ -156,21 +165,20 @@ impl Products {
                 self.workspace.start() as *mut c_void,
                 self.workspace_bytes,
                 device.stream().cast(),
-            )
-            .map_err(|error| failure(&shape.to_string(), error))
+            );
+            device.check_product(&shape.to_string(), answer)
         })
     }
 
     /// In the library's terms matrices are columns: `outᵀ = w xᵀ`, with `w` transposed.
-    fn plan(&self, (shape, alignments): &Key, bias: u64) -> Result<Plan> {
-        let failed = |error| failure(&shape.to_string(), error);
+    fn plan(&self, (shape, alignments): &Key, bias: u64) -> std::result::Result<Plan, CublasError> {
         use sys::{cublasLtMatmulDescAttributes_t as Desc, cublasLtMatmulPreferenceAttributes_t as Pref};
         let data_type = data_type(shape.dtype);
         let desc = result::create_matmul_desc(
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             sys::cudaDataType_t::CUDA_R_32F,
         );
-        let desc = MatmulDesc(desc.map_err(failed)?);
+        let desc = MatmulDesc(desc?);
         let epilogue = if shape.has_bias {
             sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS
         } else {
@@ -178,20 +186,20 @@ impl Products {
         };
         // SAFETY: the descriptor was made above, and each value has the type of its attribute.
         unsafe {
-            set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED).map_err(failed)?;
-            set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue).map_err(failed)?;
+            set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+            set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
             if shape.has_bias {
                 // The library wants to see one before it chooses.
-                set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias).map_err(failed)?;
-                set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type).map_err(failed)?;
+                set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+                set_desc(desc.0, Desc::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type)?;
             }
         }
-        let layout = |rows, cols, stride: Stride| Layout::new(shape, rows, cols, stride).map_err(failed);
+        let layout = |rows, cols, stride: Stride| Layout::new(shape, rows, cols, stride);
         let w = layout(shape.k, shape.n, shape.w)?;
         let x = layout(shape.k, shape.m, shape.x)?;
         let residual = layout(shape.n, shape.m, shape.residual.unwrap_or(shape.out))?;
         let out = layout(shape.n, shape.m, shape.out)?;
-        let preference = Preference(result::create_matmul_pref().map_err(failed)?);
+        let preference = Preference(result::create_matmul_pref()?);
         let [w_alignment, x_alignment, residual_alignment, out_alignment] = alignments;
         // SAFETY: as above.
         let chosen = unsafe {
@@ -203,8 +211,7 @@ impl Products {
                 Pref::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 bytes.cast(),
                 size_of::<usize>(),
-            )
-            .map_err(failed)?;
+            )?;
             for (attribute, alignment) in [
                 (Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, w_alignment),
                 (Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, x_alignment),
@@ -214,12 +221,12 @@ impl Products {
                 ),
                 (Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment),
             ] {
-                set(attribute, std::ptr::from_ref(alignment).cast(), size_of::<u32>()).map_err(failed)?;
+                set(attribute, std::ptr::from_ref(alignment).cast(), size_of::<u32>())?;
             }
             result::get_matmul_algo_heuristic(self.handle, desc.0, w.0, x.0, residual.0, out.0, preference.0)
         };
         Ok(Plan {
-            algorithm: chosen.map_err(failed)?.algo,
+            algorithm: chosen?.algo,
             desc,
             w,
             x,
@@ -248,10 +255,6 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
         _ => sys::cudaDataType_t::CUDA_R_32F,
     }
-}
-
-fn failure(what: &str, error: CublasError) -> TensorError {
-    TensorError::Device(format!("{what}: {:?}", error.0))
 }
 
 /// # Safety

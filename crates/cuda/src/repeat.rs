@@ -5,6 +5,7 @@
 //!     while the caller still holds the last results.
 //! R3. A body that cannot be recorded runs by itself from then on; that costs time and nothing else.
 //! R4. As many recordings are kept as [`crate::CudaOptions::max_recordings`] says, the latest used ones; all are given up for memory.
+//! R5. A body whose recordings found no memory, or were given up for it before they paid, runs by itself after a few of them.
 //!
 //! The capture is relaxed: this thread is the only one that uses the stream, and what it does meanwhile (memory and constants on the side
 //! stream) is meant to happen at once.
@@ -18,7 +19,12 @@ use cudarc::driver::{
     sys,
 };
 use denoised_tensor::{Backend, DType, Result, Tensor, TensorError, WeightSet};
-use std::{cell::RefCell, fmt, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    rc::Rc,
+    sync::Arc,
+};
 
 /// A body, and the inputs that its ops were enqueued for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,13 +43,30 @@ impl Key {
     }
 }
 
+/// Recordings for nothing after which there are no more, and replays after which one was for something.
+const MAX_WASTED: u32 = 3;
+const MIN_REPLAYS: u32 = 8;
+
 /// What is known of a key.
 enum Entry {
-    /// It ran once.
-    Seen,
+    /// It ran, and so many recordings in a row were for nothing (R5).
+    Seen {
+        n_wasted: u32,
+    },
     /// It cannot be recorded.
     Refused,
     Recorded(Rc<Recorded>),
+}
+
+impl Entry {
+    /// After the last of `n_wasted` recordings that were for nothing.
+    fn wasted(n_wasted: u32) -> Self {
+        if n_wasted < MAX_WASTED {
+            Self::Seen { n_wasted }
+        } else {
+            Self::Refused
+        }
+    }
 }
 
 /// A captured body.
@@ -52,6 +75,9 @@ struct Recorded {
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
     n_launches: usize,
+    n_replays: Cell<u32>,
+    /// Of the same body, before this one (R5).
+    n_wasted: u32,
     /// What its kernels have the addresses of.
     arena: Rc<Arena>,
     _weights: Vec<Arc<dyn WeightSet>>,
@@ -96,7 +122,7 @@ impl Recordings {
     fn recorded(&self) -> Vec<Rc<Recorded>> {
         let of = |(_, entry): &(Key, Entry)| match entry {
             Entry::Recorded(recorded) => Some(Rc::clone(recorded)),
-            Entry::Seen | Entry::Refused => None,
+            Entry::Seen { .. } | Entry::Refused => None,
         };
         self.entries.borrow().iter().filter_map(of).collect()
     }
@@ -114,11 +140,16 @@ impl Recordings {
             .sum()
     }
 
-    /// Gives all of them up; returns whether there were any. Their bodies run once more before they are recorded again.
-    pub(crate) fn clear(&self) -> bool {
-        let had_any = self.n_recordings() > 0;
-        self.entries.borrow_mut().clear();
-        had_any
+    /// Gives all of them up.
+    pub(crate) fn clear(&self) {
+        let mut given_up = Vec::new();
+        for (_, entry) in self.entries.borrow_mut().iter_mut() {
+            if let Entry::Recorded(recorded) = entry {
+                let has_paid = recorded.n_replays.get() >= MIN_REPLAYS;
+                let left = Entry::wasted(if has_paid { 0 } else { recorded.n_wasted + 1 });
+                given_up.push(std::mem::replace(entry, left));
+            }
+        }
     }
 
     /// Takes what is known of a key out of the list.
@@ -165,7 +196,7 @@ pub(crate) fn repeat(
     match recordings.remove(&key) {
         None => {
             let outputs = body(inputs)?;
-            recordings.put(key, Entry::Seen);
+            recordings.put(key, Entry::Seen { n_wasted: 0 });
             Ok(outputs)
         }
         Some(Entry::Refused) => {
@@ -177,8 +208,9 @@ pub(crate) fn repeat(
             recordings.put(key, Entry::Recorded(recorded));
             outputs
         }
-        Some(Entry::Seen) => match record(backend, device, memory, inputs, body) {
-            Ok(recorded) => {
+        Some(Entry::Seen { n_wasted }) => match record(backend, device, memory, inputs, body) {
+            Ok(mut recorded) => {
+                recorded.n_wasted = n_wasted;
                 let recorded = Rc::new(recorded);
                 let outputs = recorded.replay(backend, device, inputs);
                 recordings.put(key, Entry::Recorded(recorded));
@@ -188,10 +220,13 @@ pub(crate) fn repeat(
                 device.check_alive()?;
                 // Without the other recordings there may be memory enough; anything else will be the same again.
                 let entry = match &error {
-                    TensorError::OutOfMemory { .. } if recordings.clear() => Entry::Seen,
+                    TensorError::OutOfMemory { .. } => {
+                        recordings.clear();
+                        Entry::wasted(n_wasted + 1)
+                    }
                     _ => Entry::Refused,
                 };
-                tracing::debug!("a step is not recorded and runs op by op: {error}");
+                tracing::warn!("a step is not recorded and runs op by op, which is slower: {error}");
                 let outputs = body(inputs)?;
                 recordings.put(key, entry);
                 Ok(outputs)
@@ -226,6 +261,8 @@ fn record(
         inputs,
         outputs,
         n_launches: noted.n_launches,
+        n_replays: Cell::new(0),
+        n_wasted: 0,
         arena,
         _weights: noted.weights,
     })
@@ -264,6 +301,7 @@ fn capture(
 
 impl Recorded {
     fn replay(&self, backend: &dyn Backend, device: &Device, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        self.n_replays.set(self.n_replays.get().saturating_add(1));
         for (input, own) in inputs.iter().zip(&self.inputs) {
             backend.copy(input, own)?;
         }

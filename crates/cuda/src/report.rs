@@ -41,6 +41,7 @@ impl Reports {
         if !self.is_pending.replace(false) {
             return Ok(());
         }
+        device.enter()?;
         let mut bytes = [0u8; 8];
         // SAFETY: the words are that long.
         let answer = unsafe { result::memcpy_dtoh_async(&mut bytes, self.words.start(), device.stream()) };

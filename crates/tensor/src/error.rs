@@ -49,11 +49,11 @@ pub enum TensorError {
     #[error("shared weights do not fit this model: {0}")]
     SharedWeights(String),
     /// Not enough memory on the device or host.
-    #[error("out of memory: {what} needs {needed_bytes} bytes, {available_bytes} are available")]
+    #[error("out of memory: {what} needs {}, {available_bytes} are available", needed(*needed_bytes))]
     OutOfMemory {
         /// What the memory is for.
         what: String,
-        /// Bytes that are needed.
+        /// Bytes that are needed; 0 where whoever needs them does not say how many.
         needed_bytes: u64,
         /// Bytes that are there.
         available_bytes: u64,
@@ -61,4 +61,11 @@ pub enum TensorError {
     /// The device failed; it may not be usable any more.
     #[error("device: {0}")]
     Device(String),
+}
+
+fn needed(n_bytes: u64) -> String {
+    match n_bytes {
+        0 => "more bytes than there are".to_owned(),
+        _ => format!("{n_bytes} bytes"),
+    }
 }

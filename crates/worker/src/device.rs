@@ -43,31 +43,27 @@ impl Opened {
 /// `InvalidRequest` for a name that is no device, or a dtype that the device does not compute in; `OutOfMemory` if it has no room.
 pub fn open_device(config: &WorkerConfig, place: (Rank, u16)) -> Result<Opened, Failure> {
     let (rank, world_size) = place;
-    let device = Device::parse(&config.device)?;
-    let (device, reason) = match device {
-        Device::Cpu | Device::CudaOfRank | Device::Cuda(_) => (device, None),
+    let asked = Device::parse(&config.device)?;
+    let (device, reason) = match asked {
+        Device::Cpu | Device::CudaOfRank | Device::Cuda(_) => (asked, None),
         Device::Auto => match cuda_is_enough(world_size) {
             Ok(()) => (Device::CudaOfRank, None),
             Err(reason) => (Device::Cpu, Some(reason)),
         },
     };
-    if let Some(reason) = &reason {
-        tracing::info!("device auto is cpu, since {reason}");
-    }
     match device {
-        Device::Auto | Device::Cpu => {
-            cpu_dtype(&config.dtype)?;
-            Ok(Opened {
-                backend: open_cpu(config, world_size)?,
-                shares_weights: true,
-                reason,
-            })
-        }
+        Device::Auto | Device::Cpu => open_cpu_as_asked(config, world_size, reason),
         Device::CudaOfRank => {
             let n_devices =
                 denoised_cuda::device_count().map_err(|error| no_device(&config.device, &error))?;
             check_enough(world_size, n_devices)?;
-            open_cuda(usize::from(rank.0), &config.dtype)
+            match open_cuda(usize::from(rank.0), &config.dtype) {
+                // The devices are there and their kernels do not get ready, say because the compiler does not know them.
+                Err(failure) if asked == Device::Auto && failure.code == FailureCode::NoDevice => {
+                    open_cpu_as_asked(config, world_size, Some(failure.message))
+                }
+                opened => opened,
+            }
         }
         Device::Cuda(device_idx) => {
             if rank == Rank(0) && world_size > 1 {
@@ -132,7 +128,9 @@ impl Device {
 /// Whether each worker can have a CUDA device of its own; if not, why.
 fn cuda_is_enough(world_size: u16) -> Result<(), String> {
     match denoised_cuda::device_count() {
-        Ok(n_devices) if n_devices >= usize::from(world_size) => Ok(()),
+        Ok(n_devices) if n_devices >= usize::from(world_size) => (0..world_size)
+            .try_for_each(|device_idx| denoised_cuda::device_is_supported(device_idx.into()))
+            .map_err(|error| error.to_string()),
         Ok(n_devices) => Err(format!(
             "there are {n_devices} CUDA devices for {world_size} workers"
         )),
@@ -149,6 +147,28 @@ fn check_enough(world_size: u16, n_devices: usize) -> Result<(), Failure> {
          share one"
     );
     Err(Failure::new(FailureCode::NoDevice, text))
+}
+
+/// The CPU, because it was asked for or for `reason`.
+fn open_cpu_as_asked(
+    config: &WorkerConfig,
+    world_size: u16,
+    reason: Option<String>,
+) -> Result<Opened, Failure> {
+    if let Some(reason) = &reason {
+        tracing::info!("device auto is cpu, since {reason}");
+    }
+    cpu_dtype(&config.dtype).map_err(|mut failure| {
+        if let Some(reason) = &reason {
+            failure.message = format!("device auto is cpu, since {reason}; {}", failure.message);
+        }
+        failure
+    })?;
+    Ok(Opened {
+        backend: open_cpu(config, world_size)?,
+        shares_weights: true,
+        reason,
+    })
 }
 
 fn open_cpu(config: &WorkerConfig, world_size: u16) -> Result<Rc<dyn Backend>, Failure> {
@@ -292,5 +312,57 @@ mod tests {
             let reason = device.reason.expect("it was a choice");
             assert!(reason.contains("2 CUDA devices for 3 workers"), "{reason}");
         });
+    }
+    fn auto_is_the_cpu(words: &[&str]) {
+        let opened = open_device(&config("auto", "auto"), (Rank(0), 1)).unwrap();
+        let device = opened.device();
+        assert_eq!((device.name.as_str(), device.dtype.as_str()), ("cpu", "f32"));
+        let reason = device.reason.expect("it was a choice");
+        let failure = open_device(&config("cuda", "auto"), (Rank(0), 1)).unwrap_err();
+        assert_eq!(failure.code, FailureCode::NoDevice);
+        let impossible = open_device(&config("auto", "bf16"), (Rank(0), 1)).unwrap_err();
+        for word in words {
+            for text in [&reason, &failure.message, &impossible.message] {
+                assert!(text.contains(word), "{word}: {text}");
+            }
+        }
+        assert!(impossible.message.contains("--dtype f32"), "{impossible}");
+    }
+
+    fn with(name: &'static str, value: &str) -> Standin {
+        Standin {
+            more: vec![
+                (name, value.to_owned()),
+                ("XDG_CACHE_HOME", "/dev/null/nowhere".to_owned()),
+            ],
+            ..Standin::default()
+        }
+    }
+
+    #[test]
+    fn auto_takes_the_cpu_where_the_driver_is_old() {
+        under_standin(
+            "device::tests::auto_takes_the_cpu_where_the_driver_is_old",
+            &with("FAKECUDA_DRIVER", "12030"),
+            || auto_is_the_cpu(&["12.3", "12.4", "update the driver"]),
+        );
+    }
+
+    #[test]
+    fn auto_takes_the_cpu_where_the_device_is_old() {
+        under_standin(
+            "device::tests::auto_takes_the_cpu_where_the_device_is_old",
+            &with("FAKECUDA_CC", "70"),
+            || auto_is_the_cpu(&["cuda:0", "7.0", "8.0"]),
+        );
+    }
+
+    #[test]
+    fn auto_takes_the_cpu_where_kernels_do_not_compile() {
+        under_standin(
+            "device::tests::auto_takes_the_cpu_where_kernels_do_not_compile",
+            &with("FAKECUDA_CXXFLAGS", "-include no-such-file.h"),
+            || auto_is_the_cpu(&["compiling ", ".cu", "NVRTC"]),
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Attention: on tensor cores for 16-bit types and heads of up to 512 channels, by plain arithmetic for f32 and wider heads.
 
-use super::{Extents, Ops};
+use super::{Extents, MAX_GRID, Ops};
 use crate::{
     module::Kernel,
     operand::{View, small},
@@ -195,6 +195,25 @@ pub(crate) fn attention(
             (ATTENTION, launch)
         }
     };
-    // SAFETY: all operands were checked.
-    unsafe { ops.launch(kernel, q.dtype, launch, &args) }
+    // A grid counts to so many: larger batches in turns.
+    for first in (0..n_batch).step_by(MAX_GRID as usize) {
+        let at = |start: u64, stride: i64, size: u64| start + u64::from(first) * stride as u64 * size;
+        let size = q.dtype.size_bytes() as u64;
+        let part = AttentionArgs {
+            q: at(args.q, args.q_strides[0], size),
+            k: at(args.k, args.k_strides[0], size),
+            v: at(args.v, args.v_strides[0], size),
+            out: at(args.out, args.out_strides[0], size),
+            bias: at(args.bias, args.bias_strides[0], 4),
+            ..args
+        };
+        let [x, y, _] = launch.grid;
+        let part_launch = Extents {
+            grid: [x, y, (n_batch - first).min(MAX_GRID)],
+            ..launch
+        };
+        // SAFETY: all operands were checked.
+        unsafe { ops.launch(kernel, q.dtype, part_launch, &part)? };
+    }
+    Ok(())
 }

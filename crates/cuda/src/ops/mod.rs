@@ -20,6 +20,9 @@ use crate::{
 };
 use denoised_tensor::{DType, Result, Tensor, TensorError};
 
+/// Most blocks of a grid in its second and third dimension.
+pub(crate) const MAX_GRID: u32 = 65_535;
+
 /// What launches need of a backend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ops<'a> {
@@ -83,6 +86,17 @@ impl Ops<'_> {
         extents: Extents,
         args: &A,
     ) -> Result<()> {
+        let [_, y, z] = extents.grid;
+        if y.max(z) > MAX_GRID {
+            let detail = format!(
+                "a grid of {:?} blocks, the last two can be {MAX_GRID}",
+                extents.grid
+            );
+            return Err(TensorError::Shape {
+                op: kernel.name,
+                detail,
+            });
+        }
         let function = self
             .modules
             .function(kernel, dtype, size_of::<A>(), extents.shared_bytes)?;

@@ -284,7 +284,7 @@ pub(crate) fn group_norm(
     let vector_len = if is_vector { 16 / x.dtype.size_bytes() } else { 1 };
     let n_lanes = (256 / (n_channels / vector_len)).max(1);
     let statistics = Extents {
-        grid: [n_chunks as u32, small(op, n_batch)? as u32, 1],
+        grid: [small(op, n_chunks * n_batch)? as u32, 1, 1],
         block: 256,
         // Sums per group twice, and per lane and channel.
         shared_bytes: small(op, 4 * (2 * n_groups + n_lanes * n_channels))? as u32,

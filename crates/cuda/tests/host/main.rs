@@ -1,5 +1,6 @@
 //! The host's side of the device on the stand-in: recordings, memory, weights, faults and kernel images.
 
+mod devices;
 mod faults;
 mod images;
 mod memory;

@@ -127,6 +127,59 @@ fn bodies_that_wait_run_by_themselves() {
     );
 }
 
+/// Its address would be in the recording, and what lies there at a replay nobody knows.
+#[test]
+fn bodies_that_use_what_was_made_before_run_by_themselves() {
+    let body = || {
+        let backend = open(exact());
+        let input = put(&backend, &[2, 4], &values(0, 8));
+        for call in 0..4 {
+            let outside = put(&backend, &[2, 4], &values(call, 8));
+            let outputs = backend.repeat(1, &[&input], &mut |_| Ok(vec![twice(&backend, &outside)?]));
+            let expected: Vec<u32> = values(call, 8).iter().map(|x| (2.0 * x).to_bits()).collect();
+            assert_eq!(bits(&backend, &outputs.unwrap()[0]), expected, "call {call}");
+            assert_eq!(backend.recordings(), (0, 0));
+        }
+    };
+    under(
+        name_of!(bodies_that_use_what_was_made_before_run_by_themselves),
+        &Standin::default(),
+        body,
+    );
+}
+
+/// Each time it is recorded its memory is wanted for something else.
+#[test]
+fn a_body_that_is_given_up_again_and_again_is_not_recorded_any_more() {
+    let body = || {
+        let backend = open(exact());
+        let input = put(&backend, &[2, 4], &values(0, 8));
+        let n_runs = Cell::new(0);
+        let run = || {
+            let outputs = backend.repeat(1, &[&input], &mut |inputs| {
+                n_runs.set(n_runs.get() + 1);
+                Ok(vec![twice(&backend, inputs[0])?])
+            });
+            outputs.expect("runs");
+        };
+        run();
+        for _ in 0..3 {
+            run();
+            assert_eq!(backend.recordings().0, 1);
+            // More than there is: everything is given up before it is refused.
+            assert!(backend.alloc(&[1 << 30, 1 << 10], DType::F32).is_err());
+            assert_eq!(backend.recordings(), (0, 0));
+        }
+        run();
+        assert_eq!((n_runs.get(), backend.recordings()), (5, (0, 0)));
+    };
+    under(
+        name_of!(a_body_that_is_given_up_again_and_again_is_not_recorded_any_more),
+        &Standin::default(),
+        body,
+    );
+}
+
 #[test]
 fn a_bodys_error_is_returned_and_nothing_is_recorded() {
     let body = || {

@@ -83,6 +83,9 @@ pub fn conv2d(
         return Err(odd_weight(op, w));
     };
     ensure(op, spec.stride > 0, || "stride is 0".to_owned())?;
+    ensure(op, !w.shape.contains(&0), || {
+        format!("weight {:?} has a side of 0", w.shape)
+    })?;
     ensure(op, x.dims().len() == 4 && x.dim(3) == c_in, || {
         format!("x is {:?}, expected [batch, h, w, {c_in}]", x.dims())
     })?;

@@ -413,6 +413,23 @@ fn a_convolution_walks_padded_and_enlarged_inputs() -> Result<()> {
     is_shape(check(1, [usize::MAX; 4], 1, [4, 6]));
     is_shape(check(1, [0; 4], 0, [4, 6]));
     is_shape(check(0, [0; 4], 1, [4, 6]));
+    // A kernel without taps.
+    let (none, x) = (
+        weight(WeightKind::Conv { stride: 1 }, &[5, 4, 0, 3]),
+        new(&[2, 6, 7, 4], F16),
+    );
+    let spec = ConvSpec {
+        stride: 1,
+        padding: [0; 4],
+        upsample: 1,
+    };
+    is_shape(conv2d(
+        &x,
+        &none,
+        &spec,
+        &Epilogue::default(),
+        &new(&[2, 7, 5, 5], F16),
+    ));
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use crate::product::{BF16, Desc, F16, F32, Layout, Product};
 use std::{
     ffi::{c_int, c_void},
     hash::{DefaultHasher, Hash, Hasher},
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
 const SUCCESS: c_int = 0;
@@ -238,6 +239,15 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     SUCCESS
 }
 
+/// `FAKECUDA_PRODUCT_FAULT=<nth>:<code>`: the nth product answers so, and does nothing. Counts from 1.
+fn product_fault() -> Option<c_int> {
+    static N_PRODUCTS: AtomicUsize = AtomicUsize::new(0);
+    let value = std::env::var("FAKECUDA_PRODUCT_FAULT").ok()?;
+    let (nth, code) = value.split_once(':')?;
+    let count = N_PRODUCTS.fetch_add(1, SeqCst) + 1;
+    (nth.parse() == Ok(count)).then(|| code.parse().ok()).flatten()
+}
+
 /// The driver's way to call a function of the host in stream order.
 fn launch_host_function() -> Option<unsafe extern "C" fn(usize, extern "C" fn(*mut c_void), *mut c_void) -> c_int> {
     // SAFETY: the stand-in's driver is loaded already; the type is that of its function.
@@ -274,6 +284,9 @@ pub unsafe extern "C" fn cublasLtMatmul(
     workspace_bytes: usize,
     stream: usize,
 ) -> c_int {
+    if let Some(code) = product_fault() {
+        return code;
+    }
     let (desc, layouts) = match unsafe { check(desc, [a_layout, b_layout, c_layout, out_layout]) } {
         Ok(checked) => checked,
         Err(code) => return code,

@@ -57,7 +57,7 @@ fn attribute(attribute: c_int) -> c_int {
         6 | 7 => 65_535,
         // Shared memory of a block, and the most that it may opt in for.
         8 => 48 << 10,
-        81 | 97 => 227 << 10,
+        81 | 97 => *env::OPTED_SHARED_BYTES as c_int,
         10 => 32,
         12 => 65_536,
         // Clock in kHz, multiprocessors, memory clock, width of its bus, second-level cache.
@@ -77,8 +77,8 @@ fn attribute(attribute: c_int) -> c_int {
 api! {
     /// Starts the driver.
     fn cuInit(_flags: c_uint) { if *env::N_DEVICES == 0 { Err(NO_DEVICE) } else { Ok(()) } }
-    /// 13.0.
-    fn cuDriverGetVersion(version: *mut c_int) { unsafe { *version = 13_000 }; Ok(()) }
+    /// 13.0, or what the environment says.
+    fn cuDriverGetVersion(version: *mut c_int) { unsafe { *version = *env::DRIVER as c_int }; Ok(()) }
     /// How many devices there are.
     fn cuDeviceGetCount(count: *mut c_int) { unsafe { *count = *env::N_DEVICES as c_int }; Ok(()) }
     /// A device by its number.

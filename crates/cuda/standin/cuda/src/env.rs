@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{LazyLock, Mutex},
+    sync::{
+        LazyLock, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
 };
 
 fn number(name: &str, otherwise: usize) -> usize {
@@ -18,6 +21,11 @@ pub(crate) static MEMORY_BYTES: LazyLock<usize> = LazyLock::new(|| number("FAKEC
 pub(crate) static COMPUTE_CAPABILITY: LazyLock<usize> = LazyLock::new(|| number("FAKECUDA_CC", 90));
 /// `FAKECUDA_DELAY_US`: every job of a stream starts so much later.
 pub(crate) static DELAY_US: LazyLock<usize> = LazyLock::new(|| number("FAKECUDA_DELAY_US", 0));
+
+/// `FAKECUDA_DRIVER`: the driver's version, 13000 unless set.
+pub(crate) static DRIVER: LazyLock<usize> = LazyLock::new(|| number("FAKECUDA_DRIVER", 13_000));
+/// `FAKECUDA_SHARED`: most shared memory that a block may opt in for, 227 KiB unless set.
+pub(crate) static OPTED_SHARED_BYTES: LazyLock<usize> = LazyLock::new(|| number("FAKECUDA_SHARED", 227 << 10));
 
 pub(crate) const MAX_DEVICES: usize = 16;
 
@@ -53,6 +61,18 @@ pub(crate) fn mishap(kernel: &str) -> Option<Mishap> {
         return Some(Mishap::Hang);
     }
     slow.and_then(|parts| at(&parts, 1)).map(|us| Mishap::Slow(us as u64))
+}
+
+/// `FAKECUDA_CALL_FAULT=<entry point>:<nth>:<code>`: the nth call of it answers so, and does nothing. Counts from 1.
+pub(crate) fn call_fault(name: &'static str) -> Option<i32> {
+    static FAULT: LazyLock<Option<(String, usize, i32)>> = LazyLock::new(|| {
+        let value = std::env::var("FAKECUDA_CALL_FAULT").ok()?;
+        let mut parts = value.split(':');
+        Some((parts.next()?.to_owned(), parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    });
+    static N_CALLS: AtomicUsize = AtomicUsize::new(0);
+    let (own, nth, code) = FAULT.as_ref()?;
+    (own == name && N_CALLS.fetch_add(1, SeqCst) + 1 == *nth).then_some(*code)
 }
 
 /// Tells of the first use of each entry point, if `FAKECUDA_TRACE` is set.

@@ -27,6 +27,7 @@ macro_rules! api {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
             $crate::env::trace(stringify!($name));
+            if let Some(code) = $crate::env::call_fault(stringify!($name)) { return code }
             #[allow(unused_mut)]
             let mut call = move || -> $crate::error::Outcome { $body };
             match call() { Ok(()) => $crate::error::SUCCESS, Err(code) => code }

@@ -129,7 +129,7 @@ api! {
     /// Memory in stream order. Refused in a capture, which is stricter than the driver: it would make a node of the graph.
     fn cuMemAllocAsync(start: *mut usize, len_bytes: usize, stream: usize) {
         stream::refuse_capturing(stream)?;
-        unsafe { *start = allocate(device::current()?, len_bytes)? };
+        unsafe { *start = allocate(stream::stream(stream)?.device(), len_bytes)? };
         Ok(())
     }
     /// Frees when all streams have come so far.

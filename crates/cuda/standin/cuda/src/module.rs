@@ -2,9 +2,9 @@
 
 use crate::{
     api, device,
-    env::{Mishap, mishap},
+    env::{Mishap, OPTED_SHARED_BYTES, mishap},
     error::{
-        INVALID_IMAGE, INVALID_VALUE, LAUNCH_OUT_OF_RESOURCES, NOT_FOUND, Outcome,
+        INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_OUT_OF_RESOURCES, NOT_FOUND, Outcome,
     },
     stream::{self, enqueue},
 };
@@ -17,9 +17,8 @@ use std::{
 
 /// What an image begins with; the path of a shared object follows.
 const IMAGE: &CStr = c"CPUMOD:";
-/// Most dynamic shared memory, without and with opting in.
+/// Most dynamic shared memory without opting in.
 const SHARED_BYTES: usize = 48 << 10;
-const OPTED_SHARED_BYTES: usize = 227 << 10;
 
 type Run = extern "C" fn(*mut *mut c_void, *const c_uint, *const c_uint, usize) -> c_int;
 
@@ -34,6 +33,7 @@ struct KernelRecord {
 
 /// A kernel that was looked up.
 struct Function {
+    device: usize,
     record: &'static KernelRecord,
     name: String,
     max_shared_bytes: AtomicUsize,
@@ -85,7 +85,7 @@ api! {
         let symbol = CString::new(format!("cpucuda_kernel_{name}")).map_err(|_| INVALID_VALUE)?;
         let record = unsafe { libc::dlsym(module as *mut c_void, symbol.as_ptr()).cast::<KernelRecord>().as_ref() };
         let record = record.ok_or(NOT_FOUND)?;
-        let function = Function { record, name, max_shared_bytes: AtomicUsize::new(SHARED_BYTES) };
+        let function = Function { device: device::current()?, record, name, max_shared_bytes: AtomicUsize::new(SHARED_BYTES) };
         unsafe { *handle = Box::into_raw(Box::new(function)) as usize };
         Ok(())
     }
@@ -94,7 +94,7 @@ api! {
         let function = unsafe { function(handle)? };
         if attribute == 8 {
             let bytes = usize::try_from(value).map_err(|_| INVALID_VALUE)?;
-            if bytes > OPTED_SHARED_BYTES { return Err(INVALID_VALUE) }
+            if bytes > *OPTED_SHARED_BYTES { return Err(INVALID_VALUE) }
             function.max_shared_bytes.store(bytes, SeqCst);
         }
         Ok(())
@@ -127,6 +127,9 @@ api! {
     fn cuLaunchKernel(handle: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared_bytes: c_uint,
                       stream: usize, parameters: *mut *mut c_void, _extra: *mut *mut c_void) {
         let function = unsafe { function(handle)? };
+        // Function, stream and current context belong together.
+        let device = stream::stream(stream)?.device();
+        if function.device != device || device::current()? != device { return Err(INVALID_HANDLE) }
         let (grid, block) = ([gx, gy, gz], [bx, by, bz]);
         let n_threads = u64::from(bx) * u64::from(by) * u64::from(bz);
         let is_sound = !grid.contains(&0) && !block.contains(&0) && gy <= 65_535 && gz <= 65_535 && bz <= 64

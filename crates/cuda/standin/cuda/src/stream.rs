@@ -102,6 +102,10 @@ impl Stream {
         }))
     }
 
+    pub(crate) fn device(&self) -> usize {
+        self.device
+    }
+
     pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
         locked(&self.capture).clone()
     }
