@@ -2,11 +2,12 @@
 //!
 //! The layout is described in the docstring of `scripts/reference/make_reference.py`.
 
+use crate::case_call::{Inputs, requests_of};
 use crate::compare::{Tensors, part};
 use crate::error::Error;
 use crate::tensor_file;
-use denoised_types::{Capture, Failure, FailureCode, GenerateRequest, NamedTensor};
-use serde_json::{Map, Value};
+use denoised_types::{Failure, FailureCode, GenerateRequest, NamedTensor};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -28,6 +29,8 @@ pub(crate) struct Case {
     pub(crate) requests: Vec<GenerateRequest>,
     /// Whether the call had a list of prompts: its noise is then one draw for all, which no single request repeats.
     pub(crate) is_batch: bool,
+    /// Whether the call was given no latents: pipelines that start from a picture draw all noise themselves.
+    pub(crate) is_from_seed_alone: bool,
     /// What the reference computed, in f32.
     pub(crate) reference: Tensors,
     /// Relative L2 error of the reference's own pipeline in bf16, by tensor.
@@ -67,7 +70,11 @@ impl Case {
                 .unwrap_or_default()
                 .to_owned()
         };
-        let (requests, is_batch) = requests_of(call, seed).map_err(in_file)?;
+        let tensors = folder.join("reference.safetensors");
+        let mut reference = tensor_file::read(&tensors)?;
+        let inputs = Inputs::take(&mut reference);
+        let inputs = inputs.map_err(|message| Error::usage(format!("{}: {message}", tensors.display())))?;
+        let (requests, is_batch) = requests_of(call, seed, &inputs).map_err(in_file)?;
         let model = folder.join("model");
         if !model.is_dir() {
             return Err(Failure::new(
@@ -83,7 +90,8 @@ impl Case {
             requests,
             is_batch,
             bf16_error: bf16_error_of(&document).map_err(in_file)?,
-            reference: tensor_file::read(&folder.join("reference.safetensors"))?,
+            is_from_seed_alone: call.get("strength").is_some_and(|strength| !strength.is_null()),
+            reference,
         })
     }
 
@@ -136,87 +144,9 @@ fn read_json(path: &Path) -> Result<Value, Error> {
     serde_json::from_str(&text).map_err(|cause| unreadable(&cause))
 }
 
-/// What the recorded call asks for, one request per prompt, and whether its prompt was a list.
-///
-/// Every argument is either understood, or known not to matter at its value, or refused by name.
-fn requests_of(call: &Map<String, Value>, seed: u64) -> Result<(Vec<GenerateRequest>, bool), String> {
-    let mut shared = GenerateRequest {
-        seed,
-        capture: Capture::Trace,
-        ..GenerateRequest::new("")
-    };
-    let (prompts, is_batch) = match call.get("prompt") {
-        Some(Value::String(prompt)) => (vec![prompt.clone()], false),
-        Some(Value::Array(list)) if !list.is_empty() => {
-            let prompts: Option<Vec<String>> = list
-                .iter()
-                .map(|prompt| prompt.as_str().map(str::to_owned))
-                .collect();
-            (prompts.ok_or("`prompt` has an element that is no string")?, true)
-        }
-        _ => return Err("`prompt` is neither a string nor a list of strings".to_owned()),
-    };
-    let mut negatives = vec![None; prompts.len()];
-    for (name, value) in call {
-        let refused = || format!("the call argument `{name}` = {value} is not understood");
-        match name.as_str() {
-            "prompt" => {}
-            "prompt_2" | "prompt_3" if value.is_null() || Some(value) == call.get("prompt") => {}
-            "negative_prompt" => negatives = negatives_of(value, prompts.len()).ok_or_else(refused)?,
-            "negative_prompt_2" | "negative_prompt_3"
-                if value.is_null() || Some(value) == call.get("negative_prompt") => {}
-            "height" => shared.height = Some(number(value).ok_or_else(refused)?),
-            "width" => shared.width = Some(number(value).ok_or_else(refused)?),
-            "num_inference_steps" => shared.n_steps = Some(number(value).ok_or_else(refused)?),
-            "guidance_scale" => shared.guidance = Some(value.as_f64().ok_or_else(refused)? as f32),
-            "max_sequence_length" => shared.max_sequence_length = Some(number(value).ok_or_else(refused)?),
-            "clip_skip" if !value.is_null() => shared.clip_skip = Some(number(value).ok_or_else(refused)?),
-            "num_images_per_prompt" if value.as_u64() == Some(1) => {}
-            "eta" | "guidance_rescale" if value.as_f64() == Some(0.0) => {}
-            // They matter only where `skip_guidance_layers` is set, which falls to the last arm.
-            "skip_layer_guidance_scale" | "skip_layer_guidance_start" | "skip_layer_guidance_stop" => {}
-            // What a callback may see, not what is computed.
-            "callback_on_step_end_tensor_inputs" | "output_type" | "return_dict" => {}
-            // `sigmas`, `timesteps`, `skip_guidance_layers`, …: null is the default everywhere.
-            _ if value.is_null() => {}
-            _ => return Err(refused()),
-        }
-    }
-    let requests = prompts
-        .into_iter()
-        .zip(negatives)
-        .map(|(prompt, negative_prompt)| GenerateRequest {
-            prompt,
-            negative_prompt,
-            ..shared.clone()
-        });
-    Ok((requests.collect(), is_batch))
-}
-
-fn number(value: &Value) -> Option<u32> {
-    value.as_u64().and_then(|number| number.try_into().ok())
-}
-
-fn negatives_of(value: &Value, n_prompts: usize) -> Option<Vec<Option<String>>> {
-    match value {
-        Value::Null => Some(vec![None; n_prompts]),
-        Value::String(negative) => Some(vec![Some(negative.clone()); n_prompts]),
-        Value::Array(list) if list.len() == n_prompts => list
-            .iter()
-            .map(|negative| negative.as_str().map(|text| Some(text.to_owned())))
-            .collect(),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    fn parse(call: Value) -> Result<(Vec<GenerateRequest>, bool), String> {
-        requests_of(call.as_object().unwrap(), 1234)
-    }
 
     #[test]
     fn the_cases_of_this_repository_are_read() {
@@ -235,57 +165,5 @@ mod tests {
         let error = Case::read(&data.join("absent")).unwrap_err();
         assert_eq!(error.code(), "invalid_request");
         assert!(error.to_string().contains("absent"), "{error}");
-    }
-
-    #[test]
-    fn a_call_becomes_one_request_per_prompt() {
-        let (requests, is_batch) = parse(json!({
-            "prompt": ["a cat", "a dog"],
-            "prompt_2": ["a cat", "a dog"],
-            "negative_prompt": "blurry",
-            "height": 64, "width": 128, "num_inference_steps": 3, "guidance_scale": 4.5,
-            "num_images_per_prompt": 1, "max_sequence_length": 256, "clip_skip": 2, "eta": 0.0,
-            "callback_on_step_end_tensor_inputs": ["latents"], "skip_layer_guidance_scale": 2.8,
-        }))
-        .unwrap();
-        assert!(is_batch);
-        assert_eq!(requests.len(), 2);
-        let expected = GenerateRequest {
-            negative_prompt: Some("blurry".to_owned()),
-            width: Some(128),
-            height: Some(64),
-            n_steps: Some(3),
-            guidance: Some(4.5),
-            seed: 1234,
-            max_sequence_length: Some(256),
-            clip_skip: Some(2),
-            capture: Capture::Trace,
-            ..GenerateRequest::new("a dog")
-        };
-        assert_eq!(requests[1], expected);
-        assert!(!parse(json!({"prompt": "a cat"})).unwrap().1);
-    }
-
-    #[test]
-    fn an_argument_that_changes_the_result_is_refused_by_name() {
-        for (name, value) in [
-            ("clip_skip", json!("last")),
-            ("eta", json!(0.5)),
-            ("num_images_per_prompt", json!(2)),
-            ("prompt_2", json!("another")),
-            ("negative_prompt_3", json!("another")),
-            ("skip_guidance_layers", json!([7])),
-            ("sigmas", json!([1.0, 0.5])),
-            ("num_inference_steps", json!(-3)),
-            ("something_new", json!(true)),
-        ] {
-            let mut call = json!({"prompt": "a cat"});
-            call[name] = value;
-            let message = parse(call).unwrap_err();
-            assert!(message.contains(&format!("`{name}`")), "{message}");
-        }
-        assert!(parse(json!({"prompt": []})).is_err());
-        assert!(parse(json!({})).is_err());
-        assert!(parse(json!({"prompt": ["a", "b"], "negative_prompt": ["c"]})).is_err());
     }
 }

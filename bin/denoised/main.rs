@@ -12,6 +12,7 @@ mod generate;
 mod verify;
 
 mod case;
+mod case_call;
 mod compare;
 mod tensor_file;
 

@@ -2,12 +2,16 @@
 //!
 //! `DENOISED_REFERENCE_CASES` may name folders (separated by `:`) with further cases of the same layout.
 
+#[path = "../../../bin/denoised/case_call.rs"]
+mod case_call;
 mod support;
+
+use case_call::{Inputs, requests_of};
 
 use denoised_checkpoint::{FileDType, SafeTensors};
 use denoised_tensor::{Backend, DType};
 use denoised_testkit::rounding::RoundingBackend;
-use denoised_types::{Capture, GenerateRequest, NamedTensor, TensorDType};
+use denoised_types::{GenerateRequest, NamedTensor, TensorDType};
 use serde_json::Value;
 use std::{collections::BTreeMap, fs, path::Path, rc::Rc};
 
@@ -141,13 +145,18 @@ fn check_case_on(folder: &Path, backend: Rc<dyn Backend>, limit: impl Fn(&str, &
     let mut reference = read_tensors(&folder.join("reference.safetensors"));
     let pipeline = support::load_on(&folder.join("model"), backend);
 
-    let (requests, is_batch) = requests(&case);
+    let inputs = Inputs::take(&mut reference).expect("pictures");
+    let call = case["call"].as_object().expect("a call");
+    let seed = case["seed"].as_u64().expect("a seed");
+    let (requests, is_batch) = requests_of(call, seed, &inputs).expect("a call that a request can be");
+    // Pipelines that start from a picture draw all noise themselves.
+    let is_from_seed_alone = requests[0].strength.is_some();
     let mut requests_with_latents = requests.clone();
-    for (request, latents) in requests_with_latents
-        .iter_mut()
-        .zip(rows(&reference["latents.init"]))
-    {
-        request.latents = Some(latents);
+    if !is_from_seed_alone {
+        let latents = rows(&reference["latents.init"]);
+        for (request, latents) in requests_with_latents.iter_mut().zip(latents) {
+            request.latents = Some(latents);
+        }
     }
     let run_all = |requests: &[GenerateRequest]| -> Vec<support::Outcome> {
         let run = |request| support::run(&*pipeline, request).expect("the call");
@@ -155,7 +164,9 @@ fn check_case_on(folder: &Path, backend: Rc<dyn Backend>, limit: impl Fn(&str, &
     };
     let given = run_all(&requests_with_latents);
     let mut tensors = stacked(&given);
-    if is_batch {
+    if is_from_seed_alone {
+        // All of it is.
+    } else if is_batch {
         // One draw made the noise of the whole batch, which is not how requests of their own are made.
         reference.remove("seeded.image");
     } else {
@@ -219,89 +230,6 @@ fn check_rounding(outcome: &support::Outcome) {
     assert!(rounded == outcome.image.rgb, "the 8-bit picture differs");
 }
 
-/// One request per prompt, and whether the case is a batch of prompts.
-fn requests(case: &Value) -> (Vec<GenerateRequest>, bool) {
-    let call = case["call"].as_object().expect("a call");
-    let known = [
-        "prompt",
-        "class_labels",
-        "negative_prompt",
-        "width",
-        "height",
-        "num_inference_steps",
-        "guidance_scale",
-        "max_sequence_length",
-        "clip_skip",
-        "true_cfg_scale",
-        // The upper left corner: what every picture is told to be cut at.
-        "crops_coords_top_left",
-        "negative_crops_coords_top_left",
-        // Without effect at these values, or as long as skip_guidance_layers is not given.
-        "num_images_per_prompt",
-        "callback_on_step_end_tensor_inputs",
-        "skip_layer_guidance_scale",
-        "skip_layer_guidance_stop",
-        "skip_layer_guidance_start",
-        "eta",
-        "callback_steps",
-        "clean_caption",
-        "use_resolution_binning",
-        "guidance_rescale",
-        "num_frames",
-        "guidance_scale_2",
-        "num_videos_per_prompt",
-    ];
-    let unknown: Vec<_> = call.keys().filter(|key| !known.contains(&key.as_str())).collect();
-    assert!(
-        unknown.is_empty(),
-        "the call has arguments that no request has: {unknown:?}"
-    );
-    let list = |key: &str| match call.get(key) {
-        Some(Value::Array(texts)) => texts
-            .iter()
-            .map(|text| {
-                text.as_str()
-                    .map(str::to_owned)
-                    .or_else(|| text.as_u64().map(|class| class.to_string()))
-            })
-            .collect(),
-        Some(Value::String(text)) => vec![Some(text.clone())],
-        _ => vec![None],
-    };
-    let number = |key: &str| call.get(key).and_then(Value::as_u64).map(|n| n as u32);
-    let classes = call.get("class_labels").and_then(Value::as_array);
-    let prompts = list(if classes.is_some() {
-        "class_labels"
-    } else {
-        "prompt"
-    });
-    let negatives = list("negative_prompt");
-    let request = |(idx, prompt): (usize, &Option<String>)| GenerateRequest {
-        negative_prompt: negatives[idx.min(negatives.len() - 1)].clone(),
-        width: number("width"),
-        height: number("height"),
-        n_steps: number("num_inference_steps"),
-        guidance: call
-            .get("guidance_scale")
-            .and_then(Value::as_f64)
-            .map(|n| n as f32),
-        n_frames: number("num_frames"),
-        guidance_2: call
-            .get("guidance_scale_2")
-            .and_then(Value::as_f64)
-            .map(|n| n as f32),
-        seed: case["seed"].as_u64().expect("a seed"),
-        max_sequence_length: number("max_sequence_length"),
-        clip_skip: number("clip_skip"),
-        capture: Capture::Trace,
-        ..GenerateRequest::new(prompt.clone().expect("a prompt"))
-    };
-    (
-        prompts.iter().enumerate().map(request).collect(),
-        classes.map_or_else(|| call["prompt"].is_array(), |classes| classes.len() > 1),
-    )
-}
-
 /// The batch elements of a tensor.
 fn rows(tensor: &NamedTensor) -> Vec<NamedTensor> {
     let n_bytes = tensor.data.len() / tensor.shape[0] as usize;
@@ -348,6 +276,7 @@ fn read_tensors(path: &Path) -> BTreeMap<String, NamedTensor> {
         let raw = file.raw(name).expect("readable");
         let dtype = match raw.dtype {
             FileDType::Float(_) => TensorDType::F32,
+            FileDType::Other(name) if name == "U8" => TensorDType::U8,
             _ => TensorDType::I64,
         };
         let tensor = NamedTensor {
@@ -356,7 +285,7 @@ fn read_tensors(path: &Path) -> BTreeMap<String, NamedTensor> {
             shape: raw.shape.iter().map(|extent| *extent as u64).collect(),
             data: raw.bytes.to_vec(),
         };
-        assert!(tensor.is_consistent(), "{name} is float32 or int64");
+        assert!(tensor.is_consistent(), "{name} is float32, int64 or uint8");
         (name.clone(), tensor)
     };
     file.tensors().keys().map(read).collect()
