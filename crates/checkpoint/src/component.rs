@@ -3,7 +3,7 @@
 //! Knows which files a component may consist of (one, shards, precision variants), not what its tensors mean.
 
 use crate::{
-    CheckpointError, NameList, SafeTensors, TensorInfo,
+    CheckpointError, NameList, Reading, SafeTensors, TensorInfo,
     error::shown,
     json::{self, UniqueMap},
     safetensors::FileDType,
@@ -150,7 +150,8 @@ impl WeightSource for Component {
     }
 }
 
-/// Several components as one view, in which a tensor is called `<component>/<name in the file>`.
+/// Several components as one view, in which a tensor is called `<component>/<name in the file>`. As a source of weights it knows the
+/// suffixes of [`Reading`].
 #[derive(Debug)]
 pub struct Weights {
     path: PathBuf,
@@ -200,8 +201,9 @@ impl Weights {
     /// # Errors
     /// There is none, its dtype is no float, or its bytes cannot be read any more.
     pub fn weight(&self, name: &str) -> Result<SourceTensor<'_>, CheckpointError> {
+        let (name, reading) = Reading::of(name);
         let (component, name) = self.find_or_refuse(name)?;
-        component.weight(name)
+        Ok(reading.tensor(component.weight(name)?))
     }
 
     /// Element type and extents of the tensor called `name`, without reading it.
@@ -209,8 +211,10 @@ impl Weights {
     /// # Errors
     /// There is none, or its dtype is no float.
     pub fn weight_layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), CheckpointError> {
+        let (name, reading) = Reading::of(name);
         let (component, name) = self.find_or_refuse(name)?;
-        component.weight_layout(name)
+        let (dtype, shape) = component.weight_layout(name)?;
+        Ok((dtype, reading.shape(&shape)))
     }
 
     /// Tensors of the files that are not in `used`.
@@ -234,14 +238,15 @@ impl Weights {
         for spec in specs {
             let mut shapes = Vec::new();
             for name in &spec.sources {
+                let (name, reading) = Reading::of(name);
                 match self.info(name) {
                     None => {
-                        missing.insert(name.as_str());
+                        missing.insert(name);
                     }
                     Some(info) if !matches!(info.dtype, FileDType::Float(_)) => {
                         misfits.push(format!("`{name}` has dtype {}, which is no float", info.dtype));
                     }
-                    Some(info) => shapes.push(info.shape.as_slice()),
+                    Some(info) => shapes.push(reading.shape(&info.shape)),
                 }
             }
             if shapes.len() == spec.sources.len() && !fits(spec, &shapes) {
@@ -257,7 +262,7 @@ impl Weights {
         let used = specs
             .iter()
             .flat_map(|spec| &spec.sources)
-            .map(String::as_str)
+            .map(|name| Reading::of(name).0)
             .collect();
         let mut unused = self.unused_names(&used);
         unused.retain(|name| !may_be_unused.iter().any(|pattern| matches(pattern, name)));
@@ -320,7 +325,7 @@ impl WeightSource for Weights {
 }
 
 /// Whether sources of `shapes`, concatenated along dimension 0, are what `spec` asks for, by the rules of [`WeightSpec`].
-fn fits(spec: &WeightSpec, shapes: &[&[usize]]) -> bool {
+fn fits(spec: &WeightSpec, shapes: &[Vec<usize>]) -> bool {
     let mut n_rows = 0usize;
     for shape in shapes {
         match rows_of(spec, shape) {

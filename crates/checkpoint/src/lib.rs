@@ -30,6 +30,7 @@ mod folder;
 
 mod component;
 mod config;
+mod reading;
 mod safetensors;
 
 mod error;
@@ -39,4 +40,5 @@ pub use component::{Component, Weights};
 pub use config::Config;
 pub use error::{CheckpointError, NameList};
 pub use folder::{ComponentClass, Folder};
+pub use reading::Reading;
 pub use safetensors::{FileDType, FormatError, RawTensor, SafeTensors, TensorInfo};

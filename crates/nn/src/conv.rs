@@ -39,6 +39,16 @@ impl Conv2d {
         Self::new(scope, c_in, c_out, patch, patch, [0; 4], 1)
     }
 
+    /// As [`Conv2d::same3`], with a kernel that is read as the suffix `reading` of its name says: a part of one over frames.
+    pub fn same3_of_frames(scope: &mut Scope<'_>, reading: &str, c_in: usize, c_out: usize) -> Self {
+        let spec = ConvSpec {
+            stride: 1,
+            padding: [1; 4],
+            upsample: 1,
+        };
+        Self::named(scope, &format!("weight{reading}"), c_in, c_out, 3, spec)
+    }
+
     fn new(
         scope: &mut Scope<'_>,
         c_in: usize,
@@ -48,17 +58,29 @@ impl Conv2d {
         padding: [usize; 4],
         upsample: usize,
     ) -> Self {
-        let kind = WeightKind::Conv { stride };
+        let spec = ConvSpec {
+            stride,
+            padding,
+            upsample,
+        };
+        Self::named(scope, "weight", c_in, c_out, side, spec)
+    }
+
+    fn named(
+        scope: &mut Scope<'_>,
+        name: &str,
+        c_in: usize,
+        c_out: usize,
+        side: usize,
+        spec: ConvSpec,
+    ) -> Self {
+        let kind = WeightKind::Conv { stride: spec.stride };
         Self {
-            weight: scope.weight(&["weight".to_owned()], kind, &[c_out, c_in, side, side]),
+            weight: scope.weight(&[name.to_owned()], kind, &[c_out, c_in, side, side]),
             bias: scope.vector("bias", c_out),
             c_out,
             side,
-            spec: ConvSpec {
-                stride,
-                padding,
-                upsample,
-            },
+            spec,
         }
     }
 

@@ -69,6 +69,16 @@ impl Linear {
         Self::fused(scope, &[""], n_in, n_out, false)
     }
 
+    /// As [`Linear::new`], of a kernel over frames and no more, which is read as the suffix `reading` of its name says.
+    pub fn of_frames(scope: &mut Scope<'_>, reading: &str, n_in: usize, n_out: usize) -> Self {
+        let names = [format!("weight{reading}")];
+        Self {
+            weight: scope.weight(&names, WeightKind::Matrix, &[n_out, n_in]),
+            bias: Some(scope.vector("bias", n_out)),
+            n_out,
+        }
+    }
+
     /// The layers `names` below this place side by side; `n_out` counts them all.
     pub fn fused(scope: &mut Scope<'_>, names: &[&str], n_in: usize, n_out: usize, has_bias: bool) -> Self {
         Self {

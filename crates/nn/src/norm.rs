@@ -44,8 +44,13 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// `weight` of `group_len` at this place.
     pub fn new(scope: &mut Scope<'_>, group_len: usize, eps: f32) -> Self {
+        Self::named(scope, "weight", group_len, eps)
+    }
+
+    /// As [`RmsNorm::new`] with another name of the factors.
+    pub fn named(scope: &mut Scope<'_>, name: &str, group_len: usize, eps: f32) -> Self {
         Self {
-            weight: scope.vector("weight", group_len),
+            weight: scope.vector(name, group_len),
             group_len,
             eps,
         }
@@ -56,8 +61,16 @@ impl RmsNorm {
     /// # Errors
     /// The device's.
     pub fn apply(&self, ctx: &Ctx<'_>, x: &Tensor) -> Result<()> {
+        self.forward_into(ctx, x, x)
+    }
+
+    /// As [`RmsNorm::apply`], into `out`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn forward_into(&self, ctx: &Ctx<'_>, x: &Tensor, out: &Tensor) -> Result<()> {
         let weight = Some(ctx.weight(self.weight));
-        ctx.backend.rms_norm(x, weight, self.group_len, self.eps, x)
+        ctx.backend.rms_norm(x, weight, self.group_len, self.eps, out)
     }
 }
 

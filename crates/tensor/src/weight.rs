@@ -17,7 +17,7 @@ pub enum WeightKind {
         /// Stride it will be used with: kernels are chosen by it.
         stride: usize,
     },
-    /// Bias, norm or modulation values, kept as f32 in row-major order.
+    /// Bias, norm or modulation values, kept as f32 in row-major order. In a source, extents of 1 may follow.
     Vector,
     /// `[rows, columns]`, read by row: embeddings and position tables, kept as f32.
     Table,

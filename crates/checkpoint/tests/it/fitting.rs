@@ -118,7 +118,7 @@ fn shapes_that_only_look_alike_do_not_fit() {
     );
     let conv = WeightKind::Conv { stride: 1 };
     let cases = [
-        spec(WeightKind::Matrix, &["m"], &[4, 24]),
+        spec(WeightKind::Matrix, &["m"], &[4, 8]),
         spec(WeightKind::Vector, &["v"], &[8]),
         spec(conv, &["c"], &[4, 8, 1, 1]),
         spec(WeightKind::Matrix, &["x", "y"], &[6, 8]),
@@ -135,4 +135,22 @@ fn shapes_that_only_look_alike_do_not_fit() {
     }
     let vectors = spec(WeightKind::Matrix, &["x", "c"], &[7, 8]);
     weights.check(&[vectors], &["*"]).unwrap();
+    // Patches that do not overlap, and a factor that broadcasts over positions.
+    let patches = spec(WeightKind::Matrix, &["m"], &[4, 24]);
+    let factors = spec(WeightKind::Vector, &["one"], &[8]);
+    weights.check(&[patches, factors], &["*"]).unwrap();
+}
+
+#[test]
+fn parts_of_a_kernel_over_frames_are_read_by_a_suffix() {
+    let folder = temp();
+    let weights = weights(folder.path(), &[("k", &[2, 3, 4, 1, 1]), ("other", &[2])]);
+    let conv = WeightKind::Conv { stride: 1 };
+    let last = spec(conv, &["k@last"], &[2, 3, 1, 1]);
+    let frames = spec(WeightKind::Matrix, &["k@frames"], &[2, 12]);
+    weights.check(&[last, frames], &["net/other"]).unwrap();
+    let message = refusal(weights.check(&[spec(conv, &["k@last"], &[2, 12, 1, 1])], &["*"]));
+    assert!(message.contains("[2, 3, 1, 1]"), "{message}");
+    let part = weights.weight("net/k@last").unwrap();
+    assert_eq!((part.shape, part.bytes.len()), (vec![2, 3, 1, 1], 2 * 3 * 4));
 }

@@ -1,7 +1,9 @@
 //! Autoencoders against what diffusers computes in float64 (`tests/tables/make_vaes.py`), from weights that both draw.
 
-use super::{Decoder, Flux2Decoder, Flux2VaeConfig};
-use denoised_checkpoint::Config;
+use super::{
+    CausalConfig, CausalDecoder, CausalEncoder, Decoder, Encoder, Flux2Decoder, Flux2Encoder, Flux2VaeConfig,
+};
+use denoised_checkpoint::{Config, Reading};
 use denoised_cpu::{CpuBackend, CpuOptions};
 use denoised_nn::{Ctx, Declare, Scope};
 use denoised_sampler::TorchGenerator;
@@ -24,12 +26,14 @@ struct Drawn(BTreeMap<String, Vec<usize>>);
 
 impl WeightSource for Drawn {
     fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
+        let (name, reading) = Reading::of(name);
         let shape = self.0.get(name);
         let shape = shape.ok_or_else(|| SourceError(format!("no {name}")))?;
-        Ok((SourceDType::F32, shape.clone()))
+        Ok((SourceDType::F32, reading.shape(shape)))
     }
 
     fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
+        let (name, reading) = Reading::of(name);
         let (dtype, shape) = self.layout(name)?;
         let seed = name.bytes().map(u64::from).sum();
         let is_kernel = name.ends_with("weight") && shape.len() > 1;
@@ -45,17 +49,18 @@ impl WeightSource for Drawn {
                 (false, false) => 0.1 * x,
             });
         let bytes: Vec<u8> = values.flat_map(|x| (x as f32).to_le_bytes()).collect();
-        Ok(SourceTensor {
+        Ok(reading.tensor(SourceTensor {
             dtype,
             shape,
             bytes: Cow::Owned(bytes),
-        })
+        }))
     }
 }
 
 /// Which half of an autoencoder a case looks at.
 enum Half {
     Decoder(Box<dyn Decoder>),
+    Encoder(Box<dyn Encoder>),
 }
 
 fn decoder(class: &str, config: &Config, scope: &mut Scope<'_>) -> Half {
@@ -64,14 +69,34 @@ fn decoder(class: &str, config: &Config, scope: &mut Scope<'_>) -> Half {
             let config = Flux2VaeConfig::read(config).expect("a configuration");
             Half::Decoder(Box::new(Flux2Decoder::new(scope, &config)))
         }
-        _ => panic!("no {class}"),
+        _ => Half::Decoder(Box::new(CausalDecoder::new(scope, &causal(class, config)))),
     }
+}
+
+fn encoder(class: &str, config: &Config, scope: &mut Scope<'_>) -> Half {
+    match class {
+        "AutoencoderKLFlux2" => {
+            let config = Flux2VaeConfig::read(config).expect("a configuration");
+            Half::Encoder(Box::new(Flux2Encoder::new(scope, &config)))
+        }
+        _ => Half::Encoder(Box::new(CausalEncoder::new(scope, &causal(class, config)))),
+    }
+}
+
+fn causal(class: &str, config: &Config) -> CausalConfig {
+    let read = match class {
+        "AutoencoderKLQwenImage" => CausalConfig::read_qwen_image(config),
+        "AutoencoderKLWan" => CausalConfig::read_wan(config),
+        _ => panic!("no {class}"),
+    };
+    read.expect("a configuration")
 }
 
 /// Runs what `build` makes of every case of `class` and compares it with the entry called `result`.
 fn check(class: &str, result: &str, build: impl Fn(&str, &Config, &mut Scope<'_>) -> Half) {
     let table = include_str!("../../tests/tables/vaes.json");
     let table: Value = serde_json::from_str(table).expect("JSON");
+    let mut errors = Vec::new();
     let stride = table["stride"].as_u64().expect("a number") as usize;
     let cases = table["cases"].as_array().expect("cases").iter();
     let cases: Vec<&Value> = cases.filter(|case| case["class"] == class).collect();
@@ -107,6 +132,16 @@ fn check(class: &str, result: &str, build: impl Fn(&str, &Config, &mut Scope<'_>
             Half::Decoder(decoder) => {
                 decoder.decode(&ctx, &upload(&given(&latents, 1), &latents), latents[1])
             }
+            Half::Encoder(encoder) => {
+                let pixels = dims(&case["pixels"]);
+                let values: Vec<f32> = given(&pixels, 2)
+                    .iter()
+                    .map(|x| (x * 0.5).clamp(-1.0, 1.0))
+                    .collect();
+                let noise = upload(&given(&latents, 3), &latents);
+                let noise = (result == "sampled").then_some(&noise);
+                encoder.encode(&ctx, &upload(&values, &pixels), pixels[1], noise)
+            }
         };
         let ours = ours.expect("it runs");
         let theirs = &case[result];
@@ -122,6 +157,9 @@ fn check(class: &str, result: &str, build: impl Fn(&str, &Config, &mut Scope<'_>
         assert_eq!(ours.len(), theirs.len());
         let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
         let error = sum(&mut ours.zip(&theirs).map(|(a, b)| a - b)) / sum(&mut theirs.iter().copied());
+        errors.push((error, config));
+    }
+    for (error, config) in errors {
         assert!(error <= LIMIT, "{result} of {config:?}: {error:e}");
     }
 }
@@ -129,4 +167,32 @@ fn check(class: &str, result: &str, build: impl Fn(&str, &Config, &mut Scope<'_>
 #[test]
 fn the_decoder_of_flux_2_is_diffusers() {
     check("AutoencoderKLFlux2", "decoded", decoder);
+}
+
+#[test]
+fn the_encoder_of_flux_2_is_diffusers() {
+    check("AutoencoderKLFlux2", "encoded", encoder);
+    check("AutoencoderKLFlux2", "sampled", encoder);
+}
+
+#[test]
+fn the_decoder_of_qwen_image_is_diffusers() {
+    check("AutoencoderKLQwenImage", "decoded", decoder);
+}
+
+#[test]
+fn the_encoder_of_qwen_image_is_diffusers() {
+    check("AutoencoderKLQwenImage", "encoded", encoder);
+    check("AutoencoderKLQwenImage", "sampled", encoder);
+}
+
+#[test]
+fn the_decoder_of_wan_is_diffusers() {
+    check("AutoencoderKLWan", "decoded", decoder);
+}
+
+#[test]
+fn the_encoder_of_wan_is_diffusers() {
+    check("AutoencoderKLWan", "encoded", encoder);
+    check("AutoencoderKLWan", "sampled", encoder);
 }

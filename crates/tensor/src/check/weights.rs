@@ -76,7 +76,8 @@ pub fn piece(spec: &WeightSpec, name: &str, tensor: &SourceTensor<'_>, first_row
     Ok(n_rows)
 }
 
-/// Rows of `spec` that a tensor of `shape` fills. The kernel of a convolution whose patches do not overlap is a matrix.
+/// Rows of `spec` that a tensor of `shape` fills. The kernel of a convolution whose patches do not overlap is a matrix, and a
+/// factor per channel that broadcasts over positions a vector.
 ///
 /// # Errors
 /// In words, why it cannot be a part of it.
@@ -88,6 +89,7 @@ pub fn rows_of(spec: &WeightSpec, shape: &[usize]) -> Result<usize, String> {
     };
     let fits = match (spec.kind, shape, &spec.shape[..]) {
         (WeightKind::Matrix, [_, of_row @ ..], [_, k]) if of_row.len() > 1 => row_len(of_row) == Some(*k),
+        (WeightKind::Vector, [_, of_row @ ..], [_]) => of_row.iter().all(|extent| *extent == 1),
         _ => shape.len() == spec.shape.len() && shape.get(1..) == spec.shape.get(1..),
     };
     if fits {
