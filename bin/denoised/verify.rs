@@ -117,14 +117,10 @@ fn compute_all(case: &Case, n_ranks: usize, run: RunOnRanks<'_>) -> Result<Vec<T
     let mut given: Vec<Vec<_>> = vec![Vec::new(); n_ranks];
     let mut seeded: Vec<Tensors> = vec![Tensors::new(); n_ranks];
     for (request_idx, request) in case.requests.iter().enumerate() {
-        if case.is_from_seed_alone {
-            for (rank_idx, generated) in run(request)?.into_iter().enumerate() {
-                given[rank_idx].push(generated.tensors);
-            }
-            continue;
-        }
         let mut from_latents = request.clone();
-        from_latents.latents = Some(case.latents_of(request_idx)?);
+        if !case.is_from_seed_alone {
+            from_latents.latents = Some(case.latents_of(request_idx)?);
+        }
         for (rank_idx, generated) in run(&from_latents)?.into_iter().enumerate() {
             given[rank_idx].push(generated.tensors);
         }

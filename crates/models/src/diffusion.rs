@@ -256,7 +256,7 @@ impl Pipeline for DiffusionPipeline {
             let encodings = conditioner.trace(&ctx, &conditional, unconditional.as_ref());
             tensors.extend(encodings.map_err(device)?);
             let layout = self.parts.latents.given;
-            let values = layout.of_loop(&given.init, &shape);
+            let values = layout.of_loop(&given.noise, &shape);
             tensors.push(NamedTensor::from_f32(
                 "latents.init",
                 &layout.dims(&shape),

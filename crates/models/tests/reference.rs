@@ -164,9 +164,7 @@ fn check_case_on(folder: &Path, backend: Rc<dyn Backend>, limit: impl Fn(&str, &
     };
     let given = run_all(&requests_with_latents);
     let mut tensors = stacked(&given);
-    if is_from_seed_alone {
-        // All of it is.
-    } else if is_batch {
+    if is_batch {
         // One draw made the noise of the whole batch, which is not how requests of their own are made.
         reference.remove("seeded.image");
     } else {

@@ -62,8 +62,8 @@ impl Task<'_> {
 pub(super) struct Given {
     /// The latents before the first step.
     pub(super) start: Vec<f32>,
-    /// What references hold of them: the noise before its scale where they are noise alone, else the latents.
-    pub(super) init: Vec<f32>,
+    /// The unit normal noise in them.
+    pub(super) noise: Vec<f32>,
     pub(super) channels: Option<Tensor>,
     pub(super) references: Vec<Tensor>,
     pub(super) known: Option<Known>,
@@ -196,7 +196,7 @@ impl DiffusionPipeline {
         let draw = |generator: &mut TorchGenerator| noise.unwrap_or_else(|| self.noise(generator, &shape));
         let scaled = |noise: Vec<f32>| Given {
             start: noise.iter().map(|x| x * schedule.init_noise_scale).collect(),
-            init: noise,
+            noise,
             ..Given::default()
         };
         match *task {
@@ -212,12 +212,16 @@ impl DiffusionPipeline {
                 Ok(given)
             }
             Task::Animate { image } => {
-                let Given { start, init, .. } = scaled(draw(generator));
+                let Given { start, noise, .. } = scaled(draw(generator));
                 let given = match self.parts.tasks.channels {
                     Channels::FirstFrame => self.first_frame_channels(ctx, image, resolved, &shape)?,
                     _ => self.first_frame_latents(ctx, image, resolved, &shape)?,
                 };
-                Ok(Given { start, init, ..given })
+                Ok(Given {
+                    start,
+                    noise,
+                    ..given
+                })
             }
             Task::FromPicture { image, mask, .. } => {
                 let size = (resolved.width, resolved.height);
@@ -240,8 +244,8 @@ impl DiffusionPipeline {
                             .map(|(x, noise)| of_latents * x + of_noise * noise)
                             .collect();
                         Given {
-                            init: start.clone(),
                             start,
+                            noise: noise.clone(),
                             ..Given::default()
                         }
                     }
