@@ -3,8 +3,8 @@
 mod clip;
 mod t5;
 
-pub(crate) mod qwen;
 pub(crate) mod pictures;
+pub(crate) mod qwen;
 pub(crate) mod qwen_tokenizer;
 pub(crate) mod qwen_vision;
 mod t5_tokenizer;

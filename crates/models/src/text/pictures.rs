@@ -39,6 +39,8 @@ struct Range {
 
 impl Range {
     fn read(config: &Config) -> Result<Self, ModelError> {
+        config.only("resample", &[BICUBIC.into()])?;
+        config.only("do_resize", &[true.into()])?;
         let factor = config.f64_or("rescale_factor", 1.0 / 255.0)?;
         let three = |key: &str, default: [f64; 3]| match config.value(key) {
             None | Some(Value::Null) => Ok(default.map(|x| x as f32)),
@@ -49,7 +51,10 @@ impl Range {
             }
         };
         let normal = [three("image_mean", MEANS)?, three("image_std", DEVIATIONS)?];
-        if normal[1].iter().any(|deviation| !(deviation.is_finite() && *deviation > 0.0)) {
+        if normal[1]
+            .iter()
+            .any(|deviation| !(deviation.is_finite() && *deviation > 0.0))
+        {
             return Err(config.wrong("image_std", "three numbers above 0").into());
         }
         Ok(Self {
@@ -63,8 +68,12 @@ impl Range {
         let tables: Vec<Vec<f32>> = (0..3)
             .map(|channel| {
                 let number = |byte: u8| {
-                    let value = self.factor.map_or(f32::from(byte), |f| (f64::from(byte) * f) as f32);
-                    let normal = self.normal.map(|[mean, deviation]| (value - mean[channel]) / deviation[channel]);
+                    let value = self
+                        .factor
+                        .map_or(f32::from(byte), |f| (f64::from(byte) * f) as f32);
+                    let normal = self
+                        .normal
+                        .map(|[mean, deviation]| (value - mean[channel]) / deviation[channel]);
                     normal.unwrap_or(value)
                 };
                 (0..=255).map(number).collect()
@@ -110,8 +119,6 @@ fn settings(folder: &Folder, component: &str, classes: &[&str]) -> Result<Config
         .flat_map(|class| ["", "Fast", "Pil"].map(|end| Value::from(format!("{class}{end}"))))
         .collect();
     config.only("image_processor_type", &names)?;
-    config.only("resample", &[BICUBIC.into()])?;
-    config.only("do_resize", &[true.into()])?;
     Ok(config)
 }
 
@@ -264,7 +271,11 @@ impl ClipPictures {
     /// # Errors
     /// No file, or a setting that is not carried out here.
     pub(crate) fn open(folder: &Folder, component: &str) -> Result<Self, ModelError> {
-        Self::read(&settings(folder, component, &["CLIPImageProcessor", "CLIPFeatureExtractor"])?)
+        Self::read(&settings(
+            folder,
+            component,
+            &["CLIPImageProcessor", "CLIPFeatureExtractor"],
+        )?)
     }
 
     fn read(config: &Config) -> Result<Self, ModelError> {
@@ -306,7 +317,11 @@ impl ClipPictures {
             ClipSize::Shortest(side) => ([side, side], "size"),
             ClipSize::Both(width, height) => ([width, height], "size"),
         };
-        for (side, key) in sides.into_iter().map(|side| (side, key)).chain([(crop.0, "crop_size"), (crop.1, "crop_size")]) {
+        for (side, key) in sides
+            .into_iter()
+            .map(|side| (side, key))
+            .chain([(crop.0, "crop_size"), (crop.1, "crop_size")])
+        {
             config.within(key, side, 1..=4096)?;
         }
         if read.crop.is_some() && (crop.0 > sides[0] || crop.1 > sides[1]) {
@@ -330,9 +345,17 @@ impl ClipPictures {
         let (width, height) = match self.size {
             ClipSize::Both(width, height) => (width as u64, height as u64),
             ClipSize::Shortest(side) => {
-                let (w, h, side) = (u64::from(image.width.max(1)), u64::from(image.height.max(1)), side as u64);
+                let (w, h, side) = (
+                    u64::from(image.width.max(1)),
+                    u64::from(image.height.max(1)),
+                    side as u64,
+                );
                 let longer = |long: u64, short: u64| (side as f64 * long as f64 / short as f64) as u64;
-                if w <= h { (side, longer(h, w)) } else { (longer(w, h), side) }
+                if w <= h {
+                    (side, longer(h, w))
+                } else {
+                    (longer(w, h), side)
+                }
             }
         };
         if width.max(height) > MAX_SIDE {
@@ -363,7 +386,11 @@ mod tests {
     /// A picture with edges and gradients: byte `i` is `(i * i / 7 + 31 i) mod 256`.
     fn picture(width: u32, height: u32) -> Image {
         let n = width as usize * height as usize * 3;
-        Image::picture(width, height, (0..n).map(|i| ((i * i / 7 + 31 * i) % 256) as u8).collect())
+        Image::picture(
+            width,
+            height,
+            (0..n).map(|i| ((i * i / 7 + 31 * i) % 256) as u8).collect(),
+        )
     }
 
     #[test]
@@ -374,10 +401,19 @@ mod tests {
             let [width, height] = ["width", "height"].map(|key| case[key].as_u64().expect("a number") as u32);
             let image = picture(width, height);
             let pixels = match case["kind"].as_str() {
-                Some("clip") => ClipPictures::read(&config).expect("it is read").apply(&image).expect("pixels"),
-                _ => QwenPictures::read(&config).expect("it is read").apply(&image).expect("pixels"),
+                Some("clip") => ClipPictures::read(&config)
+                    .expect("it is read")
+                    .apply(&image)
+                    .expect("pixels"),
+                _ => QwenPictures::read(&config)
+                    .expect("it is read")
+                    .apply(&image)
+                    .expect("pixels"),
             };
-            assert_eq!([pixels.height as f64, pixels.width as f64], numbers(&case["size"])[..]);
+            assert_eq!(
+                [pixels.height as f64, pixels.width as f64],
+                numbers(&case["size"])[..]
+            );
             worst = worst.max(relative_error(&pixels.values, &numbers(&case["values"])));
         }
         assert!(worst < 1e-7, "{worst:e}");
@@ -391,9 +427,17 @@ mod tests {
             let row = numbers(row);
             let (width, height) = pictures.size(row[0] as u32, row[1] as u32).expect("a size");
             assert_eq!([width as f64, height as f64], row[2..], "{row:?}");
-            assert_eq!(pictures.n_tokens(row[0] as u32, row[1] as u32), Ok(width * height / 784));
+            assert_eq!(
+                pictures.n_tokens(row[0] as u32, row[1] as u32),
+                Ok(width * height / 784)
+            );
         }
-        assert!(pictures.size(201, 1).expect_err("it is narrow").contains("too narrow"));
+        assert!(
+            pictures
+                .size(201, 1)
+                .expect_err("it is narrow")
+                .contains("too narrow")
+        );
     }
 
     #[test]

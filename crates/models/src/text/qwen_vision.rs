@@ -62,7 +62,10 @@ impl QwenVisionConfig {
             }
             Some(_) => return Err(config.wrong("rope_parameters", "an object").into()),
         };
-        let (patch, merge) = (config.usize_or("patch_size", 14)?, config.usize_or("spatial_merge_size", 2)?);
+        let (patch, merge) = (
+            config.usize_or("patch_size", 14)?,
+            config.usize_or("spatial_merge_size", 2)?,
+        );
         let window_px = config.usize_or("window_size", 112)?;
         let default_full = || vec![7, 15, 23, 31];
         let read = Self {
@@ -74,8 +77,13 @@ impl QwenVisionConfig {
             patch,
             n_times: config.usize_or("temporal_patch_size", 2)?,
             merge,
-            window: window_px.checked_div(merge).and_then(|n| n.checked_div(patch)).unwrap_or(0),
-            full_blocks: config.usizes("fullatt_block_indexes")?.unwrap_or_else(default_full),
+            window: window_px
+                .checked_div(merge)
+                .and_then(|n| n.checked_div(patch))
+                .unwrap_or(0),
+            full_blocks: config
+                .usizes("fullatt_block_indexes")?
+                .unwrap_or_else(default_full),
             theta,
         };
         config.within("hidden_size", read.n_channels, 1..=1 << 16)?;
@@ -92,9 +100,14 @@ impl QwenVisionConfig {
                 .into());
         }
         // Rows and columns turn one half of a head's channel pairs each.
-        if !read.n_channels.is_multiple_of(read.n_heads) || !(read.n_channels / read.n_heads).is_multiple_of(4) {
+        if !read.n_channels.is_multiple_of(read.n_heads)
+            || !(read.n_channels / read.n_heads).is_multiple_of(4)
+        {
             return Err(config
-                .wrong("num_heads", "a divisor of hidden_size whose heads have a multiple of 4 channels")
+                .wrong(
+                    "num_heads",
+                    "a divisor of hidden_size whose heads have a multiple of 4 channels",
+                )
                 .into());
         }
         if !(read.theta.is_finite() && read.theta > 1.0) {
@@ -162,7 +175,11 @@ impl Windows {
     fn of(rows: usize, columns: usize, side: usize) -> Vec<Self> {
         let along = |len: usize| {
             let whole = (0, len / side, side);
-            let rest = (len / side * side, usize::from(!len.is_multiple_of(side)), len % side);
+            let rest = (
+                len / side * side,
+                usize::from(!len.is_multiple_of(side)),
+                len % side,
+            );
             [whole, rest]
         };
         let mut all = Vec::new();
@@ -240,7 +257,9 @@ impl QwenVision {
         let features = self.features(pixels, &windows);
         let n_patches = rows * columns * config.merge * config.merge;
         let features = ctx.upload_f32(&features, &[1, n_patches, features.len() / n_patches.max(1)])?;
-        let x = self.patches.forward(ctx, &ctx.cast(&features)?, After::default())?;
+        let x = self
+            .patches
+            .forward(ctx, &ctx.cast(&features)?, After::default())?;
         let [cosines, sines] = self.rotary(ctx, &windows)?;
         for (block_idx, block) in self.blocks.iter().enumerate() {
             let is_full = config.full_blocks.contains(&block_idx);
@@ -295,7 +314,11 @@ impl QwenVision {
         let mut angles = Vec::new();
         for position in self.patches_of(windows) {
             for at in position {
-                angles.extend(frequencies.iter().map(|frequency| f64::from(at as f32 * frequency)));
+                angles.extend(
+                    frequencies
+                        .iter()
+                        .map(|frequency| f64::from(at as f32 * frequency)),
+                );
             }
         }
         let dims = [angles.len() / n_pairs, n_pairs];
@@ -320,7 +343,9 @@ fn by_rows(ctx: &Ctx<'_>, x: &Tensor, windows: &[Windows], [rows, columns]: [usi
         let lines = ctx.alloc(&[n_down, height, n_across, width, n])?;
         ctx.backend.permute(&tokens, &[0, 2, 1, 3, 4], &lines)?;
         let (height, width) = (n_down * height, n_across * width);
-        let place = out.narrow(0, group.at[0], height)?.narrow(1, group.at[1], width)?;
+        let place = out
+            .narrow(0, group.at[0], height)?
+            .narrow(1, group.at[1], width)?;
         ctx.backend.copy(&lines.reshape(&[height, width, n])?, &place)?;
     }
     out.reshape(&[1, rows * columns, n])
@@ -432,7 +457,10 @@ impl QwenEncoder {
         states: &[usize],
     ) -> Result<Vec<Tensor>> {
         let mismatch = || {
-            let n_tokens: Vec<usize> = pictures.iter().map(|picture| picture.rows * picture.columns).collect();
+            let n_tokens: Vec<usize> = pictures
+                .iter()
+                .map(|picture| picture.rows * picture.columns)
+                .collect();
             let n_places = ids.iter().filter(|id| **id == pad).count();
             TensorError::Shape {
                 op: "pictures in a text",
@@ -452,7 +480,9 @@ impl QwenEncoder {
             }
             let picture = pictures_left.next().ok_or_else(mismatch)?;
             let n_tokens = picture.rows * picture.columns;
-            let places = ids.get(at..at + n_tokens).filter(|places| places.iter().all(|id| *id == pad));
+            let places = ids
+                .get(at..at + n_tokens)
+                .filter(|places| places.iter().all(|id| *id == pad));
             if places.is_none() || n_tokens == 0 {
                 return Err(mismatch());
             }
@@ -513,14 +543,22 @@ mod tests {
                 (vision, QwenEncoder::new(scope, language, n_layers))
             });
             for run in case["runs"].as_array().expect("a list") {
-                let pictures: Vec<Pixels> = run["pictures"].as_array().expect("a list").iter().map(pixels).collect();
+                let pictures: Vec<Pixels> = run["pictures"]
+                    .as_array()
+                    .expect("a list")
+                    .iter()
+                    .map(pixels)
+                    .collect();
                 for (pixels, theirs) in pictures.iter().zip(run["seen"].as_array().expect("a list")) {
                     let ours = model.run(|(vision, _), ctx| vision.forward(ctx, pixels));
                     worst = worst.max(relative_error(&ours, &numbers(theirs)));
                 }
                 let ids = ids_of(&run["ids"]);
                 let pad = run["pad"].as_u64().expect("an id") as u32;
-                for (how, key) in [(PicturePositions::AsText, "as_text"), (PicturePositions::Spatial, "spatial")] {
+                for (how, key) in [
+                    (PicturePositions::AsText, "as_text"),
+                    (PicturePositions::Spatial, "spatial"),
+                ] {
                     let ours = model.run(|(vision, language), ctx| {
                         let seen: Vec<Seen> = pictures
                             .iter()
@@ -563,8 +601,14 @@ mod tests {
             (r#"{"vision_config": {"hidden_act": "gelu"}}"#, "hidden_act"),
             (r#"{"vision_config": {"window_size": 27}}"#, "window_size"),
             (r#"{"vision_config": {"num_heads": 0}}"#, "num_heads"),
-            (r#"{"vision_config": {"hidden_size": 6, "num_heads": 1}}"#, "num_heads"),
-            (r#"{"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}"#, "rope_type"),
+            (
+                r#"{"vision_config": {"hidden_size": 6, "num_heads": 1}}"#,
+                "num_heads",
+            ),
+            (
+                r#"{"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}"#,
+                "rope_type",
+            ),
             (r#"{"vision_config": {"deepstack": 1}}"#, "deepstack"),
         ] {
             let value = serde_json::from_str(config).expect("JSON");
