@@ -22,6 +22,9 @@ mod denoiser;
 mod text;
 mod vae;
 
+#[cfg(test)]
+mod drawn;
+
 mod error;
 
 pub use error::{ModelError, tensor_failure};

@@ -122,6 +122,11 @@ struct Stream {
 
 impl DoubleBlock {
     pub(super) fn new(scope: &mut Scope<'_>, spec: BlockSpec) -> Self {
+        Self::named(scope, spec, ["ff_context", "ff"])
+    }
+
+    /// As [`DoubleBlock::new`] with other names of the feed-forwards of text and picture.
+    pub(super) fn named(scope: &mut Scope<'_>, spec: BlockSpec, [of_text, of_picture]: [&str; 2]) -> Self {
         let n = spec.n_channels();
         let mut stream = |qkv: [&str; 3], norms: [&str; 2], out: &str, feed_forward: &str| {
             let mut attention = scope.at("attn");
@@ -135,8 +140,13 @@ impl DoubleBlock {
         let names = ["add_q_proj", "add_k_proj", "add_v_proj"];
         let norms = ["norm_added_q", "norm_added_k"];
         Self {
-            text: stream(names, norms, "to_add_out", "ff_context"),
-            picture: stream(["to_q", "to_k", "to_v"], ["norm_q", "norm_k"], "to_out.0", "ff"),
+            text: stream(names, norms, "to_add_out", of_text),
+            picture: stream(
+                ["to_q", "to_k", "to_v"],
+                ["norm_q", "norm_k"],
+                "to_out.0",
+                of_picture,
+            ),
             spec,
         }
     }
@@ -152,36 +162,69 @@ impl DoubleBlock {
         [text, picture]: [&[Modulated; 2]; 2],
         rope: &Rope,
     ) -> Result<()> {
-        let (n, n_text) = (self.spec.n_channels(), tokens.text.dim(1));
-        let streams = [
-            (&self.text, &tokens.text, text),
-            (&self.picture, &tokens.picture, picture),
-        ];
-        let qkv = ctx.alloc_like(&tokens.all, 3 * n)?;
-        let parts = Tokens::new(qkv.clone(), n_text)?;
-        for ((stream, x, modulated), out) in streams.iter().zip([&parts.text, &parts.picture]) {
+        let parts = [(true, &tokens.text, text), (false, &tokens.picture, picture)];
+        let parts = parts.map(|(is_text, x, modulated)| Part {
+            is_text,
+            n_tokens: x.dim(1),
+            modulated,
+        });
+        self.forward_parts(ctx, &tokens.all, &parts, rope)
+    }
+
+    /// As [`DoubleBlock::forward`] where pictures are modulated in several ways: `all` `[batch, tokens, n]` consists of `parts`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn forward_parts(
+        &self,
+        ctx: &Ctx<'_>,
+        all: &Tensor,
+        parts: &[Part<'_>],
+        rope: &Rope,
+    ) -> Result<()> {
+        let cut = |of: &Tensor| -> Result<Vec<(Tensor, &Stream, &[Modulated; 2])>> {
+            let mut first = 0;
+            let mut cut = Vec::with_capacity(parts.len());
+            for part in parts {
+                let stream = if part.is_text { &self.text } else { &self.picture };
+                cut.push((of.narrow(1, first, part.n_tokens)?, stream, part.modulated));
+                first += part.n_tokens;
+            }
+            Ok(cut)
+        };
+        let parts = cut(all)?;
+        let qkv = ctx.alloc_like(all, 3 * self.spec.n_channels())?;
+        for ((x, stream, modulated), (out, ..)) in parts.iter().zip(cut(&qkv)?) {
             let h = modulated[0].norm(ctx, x, self.spec.eps)?;
-            stream.qkv.forward_into(ctx, &h, After::default(), out)?;
-            let [q, k, _] = split(out)?;
+            stream.qkv.forward_into(ctx, &h, After::default(), &out)?;
+            let [q, k, _] = split(&out)?;
             stream.norm_qk[0].apply(ctx, &q)?;
             stream.norm_qk[1].apply(ctx, &k)?;
         }
-        let attended = ctx.alloc(tokens.all.dims())?;
+        let attended = ctx.alloc(all.dims())?;
         attend_into(ctx, &qkv, &self.spec, rope, &attended)?;
-        drop((qkv, parts));
-        let attended = Tokens::new(attended, n_text)?;
-        for ((stream, x, modulated), from) in streams.iter().zip([&attended.text, &attended.picture]) {
+        drop(qkv);
+        for ((x, stream, modulated), (from, ..)) in parts.iter().zip(cut(&attended)?) {
             let after = After::gated(&modulated[0].gate, x);
-            stream.out.forward_into(ctx, from, after, x)?;
+            stream.out.forward_into(ctx, &from, after, x)?;
         }
         drop(attended);
-        for (stream, x, modulated) in streams {
+        for (x, stream, modulated) in &parts {
             let h = modulated[1].norm(ctx, x, self.spec.eps)?;
             let after = After::gated(&modulated[1].gate, x);
             stream.feed_forward.forward_into(ctx, &h, after, x)?;
         }
         Ok(())
     }
+}
+
+/// Some tokens of a double block, and what becomes of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part<'a> {
+    pub(super) is_text: bool,
+    pub(super) n_tokens: usize,
+    /// For attention and feed-forward.
+    pub(super) modulated: &'a [Modulated; 2],
 }
 
 /// A block with one set of weights for all tokens.

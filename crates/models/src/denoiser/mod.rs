@@ -6,6 +6,7 @@ mod flux2;
 mod flux_blocks;
 mod mmdit;
 mod pixart;
+mod qwen_image;
 mod rope;
 mod unet;
 mod wan;
@@ -15,6 +16,8 @@ mod patches;
 pub(crate) use dit::{ClassTables, Dit, DitConfig};
 pub(crate) use mmdit::{Mmdit, MmditConfig};
 pub(crate) use pixart::{Pixart, PixartConfig};
+#[allow(unused_imports, reason = "awaits its family")]
+pub(crate) use qwen_image::{QwenImage, QwenImageConfig};
 pub(crate) use unet::{Unet, UnetConfig};
 
 use crate::conditioning::Conditioning;

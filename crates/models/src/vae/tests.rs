@@ -3,59 +3,15 @@
 use super::{
     CausalConfig, CausalDecoder, CausalEncoder, Decoder, Encoder, Flux2Decoder, Flux2Encoder, Flux2VaeConfig,
 };
-use denoised_checkpoint::{Config, Reading};
+use crate::drawn::{Drawn, normal, relative_error};
+use denoised_checkpoint::Config;
 use denoised_cpu::{CpuBackend, CpuOptions};
 use denoised_nn::{Ctx, Declare, Scope};
-use denoised_sampler::TorchGenerator;
-use denoised_tensor::{
-    Backend, DType, PrepareInput, SourceDType, SourceError, SourceTensor, Tensor, WeightSource,
-};
+use denoised_tensor::{Backend, DType, PrepareInput, Tensor};
 use serde_json::Value;
-use std::{borrow::Cow, collections::BTreeMap, path::Path};
+use std::path::Path;
 
 const LIMIT: f64 = 1e-5;
-
-fn normal(n: usize, seed: u64) -> Vec<f32> {
-    let mut values = vec![0.0; n];
-    TorchGenerator::new(seed).fill_normal(&mut values);
-    values
-}
-
-/// Weights by name, drawn as the script does.
-struct Drawn(BTreeMap<String, Vec<usize>>);
-
-impl WeightSource for Drawn {
-    fn layout(&self, name: &str) -> Result<(SourceDType, Vec<usize>), SourceError> {
-        let (name, reading) = Reading::of(name);
-        let shape = self.0.get(name);
-        let shape = shape.ok_or_else(|| SourceError(format!("no {name}")))?;
-        Ok((SourceDType::F32, reading.shape(shape)))
-    }
-
-    fn tensor(&self, name: &str) -> Result<SourceTensor<'_>, SourceError> {
-        let (name, reading) = Reading::of(name);
-        let (dtype, shape) = self.layout(name)?;
-        let seed = name.bytes().map(u64::from).sum();
-        let is_kernel = name.ends_with("weight") && shape.len() > 1;
-        let is_factor = ["gamma", "weight", "running_var"]
-            .iter()
-            .any(|end| name.ends_with(end));
-        let values = normal(shape.iter().product(), seed)
-            .into_iter()
-            .map(f64::from)
-            .map(|x| match (is_kernel, is_factor) {
-                (true, _) => x * (shape[1..].iter().product::<usize>() as f64).powf(-0.5),
-                (false, true) => 1.0 + 0.1 * x,
-                (false, false) => 0.1 * x,
-            });
-        let bytes: Vec<u8> = values.flat_map(|x| (x as f32).to_le_bytes()).collect();
-        Ok(reading.tensor(SourceTensor {
-            dtype,
-            shape,
-            bytes: Cow::Owned(bytes),
-        }))
-    }
-}
 
 /// Which half of an autoencoder a case looks at.
 enum Half {
@@ -154,10 +110,7 @@ fn check(class: &str, result: &str, build: impl Fn(&str, &Config, &mut Scope<'_>
             false => f64::from(*x),
         });
         let theirs: Vec<f64> = serde_json::from_value(theirs["values"].clone()).expect("numbers");
-        assert_eq!(ours.len(), theirs.len());
-        let sum = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-        let error = sum(&mut ours.zip(&theirs).map(|(a, b)| a - b)) / sum(&mut theirs.iter().copied());
-        errors.push((error, config));
+        errors.push((relative_error(ours, &theirs), config));
     }
     for (error, config) in errors {
         assert!(error <= LIMIT, "{result} of {config:?}: {error:e}");
