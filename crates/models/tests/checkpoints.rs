@@ -135,9 +135,9 @@ fn settings_that_are_not_carried_out_are_refused_by_key() {
         ),
         (
             "scheduler/scheduler_config.json",
-            "\"use_dynamic_shifting\": false",
-            "\"use_dynamic_shifting\": true",
-            "use_dynamic_shifting",
+            "\"invert_sigmas\": false",
+            "\"invert_sigmas\": true",
+            "invert_sigmas",
         ),
         (
             "scheduler/scheduler_config.json",
@@ -240,6 +240,7 @@ fn info_says_what_the_files_say() {
         (16, (128, 128), 384)
     );
     assert_eq!((info.default_n_steps, info.default_guidance), (28, 7.0));
-    assert_eq!(info.samplers, ["flow-euler"]);
+    assert_eq!(info.samplers[0], "flow-euler");
+    assert!(info.samplers.contains(&"unipc".to_owned()));
     assert!(info.checkpoint_bytes > 100_000);
 }

@@ -1,16 +1,14 @@
 //! The noise schedule that a denoiser of discrete timesteps was trained with: betas, what is left of the signal, and the timesteps of
 //! a number of steps. Knows nothing of solvers.
 //!
-//! R1. One configuration serves every solver, as `from_config` of diffusers allows: betas and timesteps belong to the training, and a
-//!     solver reads what concerns it. A key that the file does not hold has the default of the solver that reads it, not of the class
-//!     that the file names.
-//! R2. Values are rounded to float32 where torch rounds them; sums and products that torch accumulates in float64 are in float64. What
+//! R1. Values are rounded to float32 where torch rounds them; sums and products that torch accumulates in float64 are in float64. What
 //!     is left to differ is torch's square root of arrays, which is off by one unit in the last place for one value in six.
-//! R3. Where diffusers 0.42 makes one timestep too many (`trailing`, 62 of the step counts up to 1000, by rounding in
+//! R2. Where diffusers 0.42 makes one timestep too many (`trailing`, 62 of the step counts up to 1000, by rounding in
 //!     `numpy.arange`), the stray last one, -1, is not made.
 
 use crate::{
-    SamplerError, Schedule, Update,
+    SamplerError,
+    config::{BetaSchedule, PredictionType, SamplerConfig, Solver, TimestepSpacing},
     spacing::{linspace, torch_linspace},
 };
 use std::f64::consts::FRAC_PI_2;
@@ -19,267 +17,90 @@ use std::f64::consts::FRAC_PI_2;
 const MAX_TRAIN_TIMESTEPS: u32 = 100_000;
 /// Largest beta of the cosine schedule.
 const MAX_COSINE_BETA: f64 = 0.999;
-/// Who refuses a name before a solver is chosen.
-const CLASSES: &str = "DDIMScheduler or EulerDiscreteScheduler";
+/// What is left of the signal at the last timestep of a schedule rescaled to leave nothing, in solvers that divide by it: a float16 can
+/// still hold it.
+const LEAST_ALPHA: f32 = 1.0 / 16_777_216.0;
 
-/// An enum whose values have names in a `scheduler_config.json`.
-macro_rules! named {
-    ($(#[$doc:meta])* $name:ident, $key:literal, $expected:literal, $($(#[$value_doc:meta])* $value:ident = $text:literal,)+) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name {
-            $($(#[$value_doc])* $value,)+
-        }
-
-        impl $name {
-            #[doc = concat!("Reads the value of the key `", $key, "`.")]
-            ///
-            /// # Errors
-            /// [`SamplerError::Unsupported`] for any other text.
-            pub fn from_name(name: &str) -> Result<Self, SamplerError> {
-                match name {
-                    $($text => Ok(Self::$value),)+
-                    _ => Err(SamplerError::Unsupported {
-                        sampler: CLASSES,
-                        key: $key,
-                        value: name.to_owned(),
-                        expected: $expected,
-                    }),
-                }
-            }
-
-            /// The value as a `scheduler_config.json` names it.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$value => $text,)+
-                }
-            }
-        }
-    };
+/// What a class takes for keys that the file does not hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    pub(crate) betas: (f64, f64, BetaSchedule),
+    pub(crate) spacing: TimestepSpacing,
 }
 
-named! {
-    /// How betas run from `beta_start` to `beta_end`.
-    BetaSchedule, "beta_schedule", "linear, scaled_linear or squaredcos_cap_v2",
-    /// Evenly.
-    Linear = "linear",
-    /// Their square roots evenly.
-    ScaledLinear = "scaled_linear",
-    /// As a squared cosine of what is left of the signal demands; both ends are ignored.
-    SquaredCosine = "squaredcos_cap_v2",
-}
-
-named! {
-    /// What the denoiser predicts.
-    PredictionType, "prediction_type", "epsilon, v_prediction or sample",
-    /// The noise.
-    Epsilon = "epsilon",
-    /// The velocity: `signal_scale noise - noise_scale picture`.
-    VPrediction = "v_prediction",
-    /// The picture.
-    Sample = "sample",
-}
-
-named! {
-    /// Which of the training timesteps the steps visit.
-    TimestepSpacing, "timestep_spacing", "leading, linspace or trailing",
-    /// Multiples of a whole number, plus `steps_offset`: the noisiest timestep is left out.
-    Leading = "leading",
-    /// From the last to the first, both included.
-    Linspace = "linspace",
-    /// From the last down in equal strides: the first timestep is left out.
-    Trailing = "trailing",
-}
-
-named! {
-    /// How Euler finds a sigma between two training timesteps.
-    InterpolationType, "interpolation_type", "linear or log_linear",
-    /// On the line between the two neighbours.
-    Linear = "linear",
-    /// Not at all: logarithms of the sigmas run evenly, whatever the timesteps.
-    LogLinear = "log_linear",
-}
-
-named! {
-    /// What an Euler step tells a denoiser that predicts velocities.
-    TimestepType, "timestep_type", "discrete or continuous",
-    /// The timestep.
-    Discrete = "discrete",
-    /// A quarter of the logarithm of sigma.
-    Continuous = "continuous",
-}
-
-named! {
-    /// Where Euler ends.
-    FinalSigmas, "final_sigmas_type", "zero or sigma_min",
-    /// Without noise.
-    Zero = "zero",
-    /// With the noise of the first training timestep.
-    SigmaMin = "sigma_min",
-}
-
-/// The keys of a `scheduler_config.json` of a denoiser with discrete timesteps (`DDIMScheduler`, `EulerDiscreteScheduler`,
-/// `PNDMScheduler` and relatives) that [`Ddim`](crate::Ddim) or [`Euler`](crate::Euler) reads; any other key of these classes has no
-/// effect on either.
-///
-/// [`Default`] holds what diffusers takes for keys that the file does not hold.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DiscreteConfig {
-    /// Timesteps of the training, 1 to 100 000.
-    pub num_train_timesteps: u32,
-    /// First beta, 0 to 1.
-    pub beta_start: f64,
-    /// Last beta, 0 to 1.
-    pub beta_end: f64,
-    /// How betas run between the two.
-    pub beta_schedule: BetaSchedule,
-    /// The betas themselves, one per training timestep, in place of the three above.
-    pub trained_betas: Option<Vec<f64>>,
-    /// Stretches the schedule so that nothing of the signal is left at the last timestep. Euler keeps 2^-24 of it there.
-    pub rescale_betas_zero_snr: bool,
-    /// What the denoiser predicts.
-    pub prediction_type: PredictionType,
-    /// Which timesteps are visited; `None` is `leading` for DDIM and `linspace` for Euler.
-    pub timestep_spacing: Option<TimestepSpacing>,
-    /// Added to the timesteps of `leading`. diffusers' `StableDiffusionPipeline` puts 1 in place of any other value that a checkpoint
-    /// has.
-    pub steps_offset: u32,
-
-    /// DDIM only: the last step ends without noise, not with the noise of the first training timestep.
-    pub set_alpha_to_one: bool,
-    /// DDIM only: clips the predicted picture; not supported. diffusers' `StableDiffusionPipeline` puts `false` in place of `true`.
-    pub clip_sample: bool,
-    /// DDIM only: clips the predicted picture by its distribution; not supported.
-    pub thresholding: bool,
-
-    /// Euler only: how sigmas are found.
-    pub interpolation_type: InterpolationType,
-    /// Euler only: Karras' spacing of the sigmas, from `sigma_max` to `sigma_min`.
-    pub use_karras_sigmas: bool,
-    /// Euler only: even spacing of the logarithms of the sigmas, from `sigma_max` to `sigma_min`.
-    pub use_exponential_sigmas: bool,
-    /// Euler only: spacing of the sigmas by a beta distribution; not supported.
-    pub use_beta_sigmas: bool,
-    /// Euler only: last sigma of the two spacings above; `None` is the last one of the timesteps.
-    pub sigma_min: Option<f64>,
-    /// Euler only: first sigma of the two spacings above; `None` is the first one of the timesteps.
-    pub sigma_max: Option<f64>,
-    /// Euler only: what the denoiser is told.
-    pub timestep_type: TimestepType,
-    /// Euler only: where sampling ends.
-    pub final_sigmas_type: FinalSigmas,
-}
-
-impl Default for DiscreteConfig {
-    fn default() -> Self {
-        Self {
-            num_train_timesteps: 1000,
-            beta_start: 0.0001,
-            beta_end: 0.02,
-            beta_schedule: BetaSchedule::Linear,
-            trained_betas: None,
-            rescale_betas_zero_snr: false,
-            prediction_type: PredictionType::Epsilon,
-            timestep_spacing: None,
-            steps_offset: 0,
-            set_alpha_to_one: true,
-            clip_sample: true,
-            thresholding: false,
-            interpolation_type: InterpolationType::Linear,
-            use_karras_sigmas: false,
-            use_exponential_sigmas: false,
-            use_beta_sigmas: false,
-            sigma_min: None,
-            sigma_max: None,
-            timestep_type: TimestepType::Discrete,
-            final_sigmas_type: FinalSigmas::Zero,
-        }
-    }
-}
-
-/// A solver as its errors name it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Solver {
-    /// Class in diffusers.
-    pub(crate) class: &'static str,
-    /// Name on the command line.
-    pub(crate) name: &'static str,
-}
-
-impl Solver {
-    pub(crate) fn unsupported(
-        self,
-        key: &'static str,
-        value: impl ToString,
-        expected: &'static str,
-    ) -> SamplerError {
-        SamplerError::Unsupported {
-            sampler: self.class,
-            key,
-            value: value.to_string(),
-            expected,
-        }
-    }
-
-    pub(crate) fn invalid(
-        self,
-        key: &'static str,
-        value: impl ToString,
-        expected: &'static str,
-    ) -> SamplerError {
-        SamplerError::Invalid {
-            sampler: self.class,
-            key,
-            value: value.to_string(),
-            expected,
-        }
-    }
-
-    pub(crate) fn step_count(self, n_steps: usize, expected: String) -> SamplerError {
-        SamplerError::StepCount {
-            sampler: self.name,
-            n_steps,
-            expected,
-        }
-    }
-}
+/// `beta_start`, `beta_end` and `beta_schedule` of most classes.
+pub(crate) const LINEAR_BETAS: (f64, f64, BetaSchedule) = (0.0001, 0.02, BetaSchedule::Linear);
+#[allow(dead_code)]
+/// Those of classes for models distilled from Stable Diffusion.
+pub(crate) const SCALED_BETAS: (f64, f64, BetaSchedule) = (0.00085, 0.012, BetaSchedule::ScaledLinear);
 
 /// The schedule of the training.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Discrete {
     /// How much of the signal's variance is left, per training timestep: at least one value, each in `0..=1`.
     pub(crate) alphas_cumprod: Vec<f32>,
-    spacing: TimestepSpacing,
+    pub(crate) prediction_type: PredictionType,
+    pub(crate) spacing: TimestepSpacing,
     steps_offset: u32,
     solver: Solver,
 }
 
 impl Discrete {
     pub(crate) fn new(
-        config: &DiscreteConfig,
+        config: &SamplerConfig,
         solver: Solver,
-        spacing: TimestepSpacing,
+        defaults: Defaults,
     ) -> Result<Self, SamplerError> {
-        let mut betas = betas(config, solver)?;
-        if config.rescale_betas_zero_snr {
+        let mut betas = betas(config, solver, defaults.betas)?;
+        let is_rescaled = config.rescale_betas_zero_snr.unwrap_or(false);
+        if is_rescaled {
             betas = rescale_to_zero_snr(&betas);
         }
-        if spacing == TimestepSpacing::Leading && config.steps_offset >= config.num_train_timesteps {
+        let spacing = config.timestep_spacing.unwrap_or(defaults.spacing);
+        let steps_offset = config.steps_offset.unwrap_or(0);
+        if spacing == TimestepSpacing::Leading && steps_offset as usize >= betas.len() {
             let expected = "less than num_train_timesteps";
-            return Err(solver.invalid("steps_offset", config.steps_offset, expected));
+            return Err(solver.invalid("steps_offset", steps_offset, expected));
         }
         let alphas_cumprod = cumulative_product(&betas);
         if !alphas_cumprod.iter().all(|alpha| (0.0..=1.0).contains(alpha)) {
             // Nothing else can: the betas were checked.
             let expected = "false with these betas";
-            return Err(solver.invalid("rescale_betas_zero_snr", true, expected));
+            return Err(solver.invalid("rescale_betas_zero_snr", is_rescaled, expected));
         }
         Ok(Self {
             alphas_cumprod,
+            prediction_type: config.prediction_type.unwrap_or(PredictionType::Epsilon),
             spacing,
-            steps_offset: config.steps_offset,
+            steps_offset,
             solver,
         })
+    }
+
+    /// As [`Discrete::new`], for solvers that need some signal at every timestep: what rescaling leaves nothing of keeps 2^-24.
+    pub(crate) fn with_signal(
+        config: &SamplerConfig,
+        solver: Solver,
+        defaults: Defaults,
+    ) -> Result<Self, SamplerError> {
+        let mut discrete = Self::new(config, solver, defaults)?;
+        let is_rescaled = config.rescale_betas_zero_snr.unwrap_or(false);
+        if let (true, Some(last)) = (is_rescaled, discrete.alphas_cumprod.last_mut()) {
+            *last = LEAST_ALPHA;
+        }
+        let sigma = |alpha: &f32| ((1.0 - alpha) / alpha).sqrt();
+        if !discrete.alphas_cumprod.iter().map(sigma).all(f32::is_finite) {
+            let (key, value) = match &config.trained_betas {
+                Some(betas) => ("trained_betas", format!("{} numbers", betas.len())),
+                None => (
+                    "beta_end",
+                    config.beta_end.unwrap_or(defaults.betas.1).to_string(),
+                ),
+            };
+            let expected = "betas that leave some signal at every timestep";
+            return Err(solver.invalid(key, value, expected));
+        }
+        Ok(discrete)
     }
 
     /// Training timesteps.
@@ -287,12 +108,18 @@ impl Discrete {
         self.alphas_cumprod.len()
     }
 
+    fn check_steps(&self, n_steps: usize) -> Result<(), SamplerError> {
+        let n_train = self.n_train();
+        if (1..=n_train).contains(&n_steps) {
+            return Ok(());
+        }
+        Err(self.solver.step_count(n_steps, format!("1 to {n_train}")))
+    }
+
     /// The timesteps of `n_steps` steps, falling; those of `linspace` are no whole numbers.
     pub(crate) fn timesteps(&self, n_steps: usize) -> Result<Vec<f64>, SamplerError> {
+        self.check_steps(n_steps)?;
         let n_train = self.n_train();
-        if !(1..=n_train).contains(&n_steps) {
-            return Err(self.solver.step_count(n_steps, format!("1 to {n_train}")));
-        }
         Ok(match self.spacing {
             TimestepSpacing::Leading => {
                 let stride = n_train / n_steps;
@@ -304,45 +131,84 @@ impl Discrete {
                 rising.reverse();
                 rising
             }
-            TimestepSpacing::Trailing => {
-                // numpy.arange: the stride is the difference of the first two values.
-                let last = n_train as f64;
-                let stride = (last - last / n_steps as f64) - last;
-                let timestep = |i| (last + i as f64 * stride).round_ties_even() - 1.0;
-                (0..n_steps).map(timestep).collect()
-            }
+            TimestepSpacing::Trailing => self.trailing(n_steps, n_train),
         })
     }
 
-    /// Refuses a schedule with a timestep or a coefficient that is not finite, naming the first step that has such.
-    pub(crate) fn checked(&self, schedule: Schedule) -> Result<Schedule, SamplerError> {
-        let mut steps = schedule.timesteps.iter().zip(&schedule.updates);
-        let is_finite = |(timestep, update): (&f32, &Update)| {
-            timestep.is_finite() && update.rows.iter().flatten().all(|factor| factor.is_finite())
+    /// As [`Discrete::timesteps`], whole and within the training's.
+    pub(crate) fn whole_timesteps(&self, n_steps: usize) -> Result<Vec<usize>, SamplerError> {
+        let whole = self.timesteps(n_steps)?.into_iter();
+        self.within(n_steps, whole.map(|t| t.round_ties_even() as usize).collect())
+    }
+
+    /// Those of the multistep solvers, which leave out the last one, timestep 0 mostly, of one step more. `n_used` is the number of
+    /// training timesteps that have a part in it.
+    pub(crate) fn multistep_timesteps(
+        &self,
+        n_steps: usize,
+        n_used: usize,
+    ) -> Result<Vec<usize>, SamplerError> {
+        self.check_steps(n_steps)?;
+        let timesteps: Vec<usize> = match self.spacing {
+            TimestepSpacing::Linspace => {
+                let rising = linspace(0.0, n_used.saturating_sub(1) as f64, n_steps + 1);
+                let falling = rising.into_iter().rev().take(n_steps);
+                falling.map(|t| t.round_ties_even() as usize).collect()
+            }
+            TimestepSpacing::Leading => {
+                let stride = n_used / (n_steps + 1);
+                let timestep = |i| i * stride + self.steps_offset as usize;
+                (1..=n_steps).rev().map(timestep).collect()
+            }
+            TimestepSpacing::Trailing => {
+                let all = self.trailing(n_steps, n_used).into_iter();
+                all.filter(|t| *t >= 0.0).map(|t| t as usize).collect()
+            }
         };
-        match steps.position(|step| !is_finite(step)) {
-            None => Ok(schedule),
-            Some(step_idx) => Err(self.solver.step_count(
-                schedule.n_steps(),
-                format!(
-                    "a number whose step {} has both signal and noise to tell apart",
-                    step_idx + 1
-                ),
-            )),
+        self.within(n_steps, timesteps)
+    }
+
+    /// As `numpy.arange` counts down from `n_used`: the stride is the difference of the first two values.
+    fn trailing(&self, n_steps: usize, n_used: usize) -> Vec<f64> {
+        let last = n_used as f64;
+        let step = self.n_train() as f64 / n_steps as f64;
+        let stride = (last - step) - last;
+        let n = ((last / step).ceil() as usize).min(n_steps);
+        let timestep = |i| (last + i as f64 * stride).round_ties_even() - 1.0;
+        (0..n).map(timestep).collect()
+    }
+
+    fn within(&self, n_steps: usize, timesteps: Vec<usize>) -> Result<Vec<usize>, SamplerError> {
+        let n_train = self.n_train();
+        match timesteps.first() {
+            Some(first) if *first < n_train => Ok(timesteps),
+            first => {
+                let first = first.copied().unwrap_or_default();
+                Err(self.solver.step_count(
+                    n_steps,
+                    format!("a number whose first timestep, {first}, is below {n_train}"),
+                ))
+            }
         }
     }
-}
 
-/// The key to blame for betas, and its value.
-pub(crate) fn betas_key(config: &DiscreteConfig) -> (&'static str, String) {
-    match &config.trained_betas {
-        Some(betas) => ("trained_betas", format!("{} numbers", betas.len())),
-        None => ("beta_end", config.beta_end.to_string()),
+    /// Roots of how much is left of the signal and of what noise has taken: factors of a picture and of noise at a timestep.
+    pub(crate) fn level(&self, timestep: usize) -> [f32; 2] {
+        roots(self.alphas_cumprod[timestep])
     }
 }
 
-fn betas(config: &DiscreteConfig, solver: Solver) -> Result<Vec<f32>, SamplerError> {
-    let n_train = config.num_train_timesteps;
+/// Factors of a picture and of noise where `alpha` is left of the signal's variance.
+pub(crate) fn roots(alpha: f32) -> [f32; 2] {
+    [alpha.sqrt(), (1.0 - alpha).sqrt()]
+}
+
+fn betas(
+    config: &SamplerConfig,
+    solver: Solver,
+    defaults: (f64, f64, BetaSchedule),
+) -> Result<Vec<f32>, SamplerError> {
+    let n_train = config.num_train_timesteps.unwrap_or(1000);
     if !(1..=MAX_TRAIN_TIMESTEPS).contains(&n_train) {
         let expected = "a whole number of 1 to 100000";
         return Err(solver.invalid("num_train_timesteps", n_train, expected));
@@ -360,16 +226,20 @@ fn betas(config: &DiscreteConfig, solver: Solver) -> Result<Vec<f32>, SamplerErr
         }
         return Ok(trained.iter().map(|beta| *beta as f32).collect());
     }
-    if config.beta_schedule == BetaSchedule::SquaredCosine {
+    let schedule = config.beta_schedule.unwrap_or(defaults.2);
+    if schedule == BetaSchedule::SquaredCosine {
         return Ok(cosine_betas(n_train));
     }
-    for (key, beta) in [("beta_start", config.beta_start), ("beta_end", config.beta_end)] {
+    let ends = [
+        config.beta_start.unwrap_or(defaults.0),
+        config.beta_end.unwrap_or(defaults.1),
+    ];
+    for (key, beta) in ["beta_start", "beta_end"].into_iter().zip(ends) {
         if !is_beta(&beta) {
             return Err(solver.invalid(key, beta, "a number of 0 to 1"));
         }
     }
-    let ends = [config.beta_start, config.beta_end];
-    Ok(match config.beta_schedule {
+    Ok(match schedule {
         BetaSchedule::ScaledLinear => {
             let [first, last] = ends.map(|beta| beta.sqrt() as f32);
             let roots = torch_linspace(first, last, n_train);

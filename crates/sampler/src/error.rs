@@ -27,11 +27,29 @@ pub enum SamplerError {
         /// What would do.
         expected: &'static str,
     },
-    /// A number of steps with which these settings make no schedule; the only error of [`Sampler::schedule`](crate::Sampler::schedule).
+    /// A number of steps with which these settings make no schedule.
     #[error("steps is {n_steps}, sampler {sampler} takes {expected} with this model")]
     StepCount {
         /// Name of the sampler on the command line.
         sampler: &'static str,
+        /// Steps asked for.
+        n_steps: usize,
+        /// What would do.
+        expected: String,
+    },
+    /// Noise levels in a request that make no schedule, or where the sampler takes none.
+    #[error("sampler {sampler} {problem}")]
+    Sigmas {
+        /// Name of the sampler on the command line.
+        sampler: &'static str,
+        /// What is wrong with them.
+        problem: String,
+    },
+    /// A strength that leaves no step to do, or none at all.
+    #[error("strength is {strength}, with {n_steps} steps it must be {expected}")]
+    Strength {
+        /// The strength asked for.
+        strength: f32,
         /// Steps asked for.
         n_steps: usize,
         /// What would do.

@@ -4,22 +4,29 @@
 //! so; the order of operations and their precision follow those libraries on purpose.
 #![forbid(unsafe_code)]
 
+mod beta;
+mod catalog;
+mod config;
 mod ddim;
 mod discrete;
+mod dpm;
 mod error;
 mod euler;
+mod flow;
 mod flow_euler;
+mod levels;
+mod linear;
+mod multistep;
 mod noise;
 mod schedule;
 mod spacing;
+mod unipc;
 
-pub use ddim::Ddim;
-pub use discrete::{
-    BetaSchedule, DiscreteConfig, FinalSigmas, InterpolationType, PredictionType, TimestepSpacing,
-    TimestepType,
+pub use catalog::{Kind, SamplerName, build_sampler, find_sampler, names_of, own_sampler, sampler_names};
+pub use config::{
+    BetaSchedule, FinalSigmas, FlowSigmas, InterpolationType, Mu, PredictionType, SamplerConfig, TimeShift,
+    TimestepSpacing, TimestepType,
 };
 pub use error::SamplerError;
-pub use euler::Euler;
-pub use flow_euler::{FlowEuler, FlowEulerConfig};
 pub use noise::TorchGenerator;
 pub use schedule::{Ask, Sampler, Schedule, Update};

@@ -30,15 +30,34 @@ impl Ask<'_> {
         }
     }
 
-    /// Steps left out at the beginning: `n - min(int(n strength), n)`, as diffusers counts them.
-    pub fn n_skipped(&self) -> usize {
-        match self.strength {
-            None => 0,
-            Some(strength) => {
-                let done = (self.n_steps as f64 * f64::from(strength)) as usize;
-                self.n_steps - done.min(self.n_steps)
-            }
+    /// Steps left out at the beginning: `n - int(n strength)` in pipelines of discrete timesteps, `int(n - n strength)` in those of flows,
+    /// as diffusers counts them.
+    ///
+    /// # Errors
+    /// [`SamplerError::Strength`] if it is not 0 to 1 or no step is left.
+    pub(crate) fn n_skipped(&self, is_flow: bool) -> Result<usize, SamplerError> {
+        let (Some(strength), n_steps) = (self.strength, self.n_steps) else {
+            return Ok(0);
+        };
+        let refused = |expected: String| SamplerError::Strength {
+            strength,
+            n_steps,
+            expected,
+        };
+        if !(0.0..=1.0).contains(&strength) {
+            return Err(refused("0 to 1".to_owned()));
         }
+        // The number that was written, not its nearest float32: 0.7 of 10 steps are 7.
+        let written: f64 = strength.to_string().parse().unwrap_or(f64::from(strength));
+        let n_done = (n_steps as f64 * written).min(n_steps as f64);
+        let n_skipped = match is_flow {
+            false => n_steps - n_done as usize,
+            true => (n_steps as f64 - n_done) as usize,
+        };
+        if n_skipped >= n_steps {
+            return Err(refused(format!("at least {}", 1.0 / n_steps as f64)));
+        }
+        Ok(n_skipped)
     }
 }
 
@@ -50,8 +69,8 @@ pub trait Sampler: std::fmt::Debug {
     /// The schedule that is asked for.
     ///
     /// # Errors
-    /// [`SamplerError::StepCount`] for a number of steps that makes no schedule with these settings, a mistake of the request and not
-    /// of the checkpoint.
+    /// [`SamplerError::StepCount`], [`SamplerError::Sigmas`] or [`SamplerError::Strength`] for an ask that makes no schedule with these
+    /// settings: a mistake of the request and not of the checkpoint.
     fn schedule(&self, ask: &Ask<'_>) -> Result<Schedule, SamplerError>;
 }
 
@@ -61,15 +80,6 @@ pub trait Sampler: std::fmt::Debug {
 pub struct Update {
     /// One row per slot, as long as there are slots and two more.
     pub rows: Vec<Vec<f32>>,
-}
-
-impl Update {
-    /// Of a sampler that keeps nothing: factors of latents, prediction and noise.
-    pub fn plain(factors: [f32; 3]) -> Self {
-        Self {
-            rows: vec![factors.to_vec()],
-        }
-    }
 }
 
 /// Timesteps and updates of every evaluation.
@@ -94,42 +104,6 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Of a sampler that keeps nothing: `factors` of latents, prediction and noise per evaluation; `levels` are factors of a picture's
-    /// latents and of noise at each noise level, one more than evaluations.
-    pub(crate) fn plain(
-        timesteps: Vec<f32>,
-        input_scales: Vec<f32>,
-        sigmas: Vec<f32>,
-        factors: Vec<[f32; 3]>,
-        init_noise_scale: f32,
-        levels: &[[f32; 2]],
-    ) -> Self {
-        Self {
-            timesteps,
-            input_scales,
-            sigmas,
-            updates: factors.into_iter().map(Update::plain).collect(),
-            n_kept: 0,
-            init_noise_scale,
-            start: levels[0],
-            renoise: levels[1..].to_vec(),
-        }
-    }
-
-    /// Without its first `n` evaluations, for a sampler that remembers nothing of them.
-    pub(crate) fn without_first(mut self, n: usize) -> Self {
-        let n = n.min(self.n_steps());
-        if let Some(level) = n.checked_sub(1) {
-            self.start = self.renoise[level];
-        }
-        self.timesteps.drain(..n);
-        self.input_scales.drain(..n);
-        self.sigmas.drain(..n);
-        self.updates.drain(..n);
-        self.renoise.drain(..n);
-        self
-    }
-
     /// Denoiser evaluations.
     pub fn n_steps(&self) -> usize {
         self.timesteps.len()

@@ -1,79 +1,20 @@
 //! DDIM and Euler against the numbers of diffusers, as `make_tables.py` wrote them to `discrete.json`.
 
+mod support;
+
 use denoised_sampler::{
-    Ask, BetaSchedule, Ddim, DiscreteConfig, Euler, FinalSigmas, InterpolationType, PredictionType, Sampler,
-    SamplerError, TimestepSpacing, TimestepType, Update,
+    Ask, BetaSchedule, FinalSigmas, Kind, PredictionType, Sampler, SamplerConfig, SamplerError,
+    TimestepSpacing, TimestepType, Update,
 };
 use serde_json::Value;
-
-fn table() -> Value {
-    let path = format!("{}/tests/discrete.json", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).expect("the table is part of the crate");
-    serde_json::from_str(&text).expect("the table is JSON")
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().expect("a list")
-}
+use support::{build, config, list, table};
 
 fn float(value: &Value) -> f32 {
-    // JSON has no infinity; the table writes null.
     value.as_f64().map_or(f32::INFINITY, |value| value as f32)
 }
 
 fn floats(value: &Value) -> [f32; 2] {
-    let values: Vec<f32> = list(value).iter().map(float).collect();
-    values.try_into().expect("two numbers")
-}
-
-/// A `scheduler_config.json` as a family would read it: what the file does not hold has the default.
-fn config(keys: &Value) -> DiscreteConfig {
-    let mut config = DiscreteConfig::default();
-    for (key, value) in keys.as_object().expect("an object") {
-        let number = || value.as_f64().expect("a number");
-        let whole = || value.as_u64().expect("a whole number") as u32;
-        let flag = || value.as_bool().expect("true or false");
-        let text = || value.as_str().expect("a text");
-        match key.as_str() {
-            "num_train_timesteps" => config.num_train_timesteps = whole(),
-            "beta_start" => config.beta_start = number(),
-            "beta_end" => config.beta_end = number(),
-            "beta_schedule" => config.beta_schedule = BetaSchedule::from_name(text()).expect("known"),
-            "trained_betas" => {
-                let numbers =
-                    |list: &Vec<Value>| list.iter().map(|v| v.as_f64().expect("a number")).collect();
-                config.trained_betas = value.as_array().map(numbers);
-            }
-            "rescale_betas_zero_snr" => config.rescale_betas_zero_snr = flag(),
-            "prediction_type" => config.prediction_type = PredictionType::from_name(text()).expect("known"),
-            "timestep_spacing" => {
-                config.timestep_spacing = Some(TimestepSpacing::from_name(text()).expect("known"));
-            }
-            "steps_offset" => config.steps_offset = whole(),
-            "set_alpha_to_one" => config.set_alpha_to_one = flag(),
-            "clip_sample" => config.clip_sample = flag(),
-            "interpolation_type" => {
-                config.interpolation_type = InterpolationType::from_name(text()).expect("known");
-            }
-            "use_karras_sigmas" => config.use_karras_sigmas = flag(),
-            "use_exponential_sigmas" => config.use_exponential_sigmas = flag(),
-            "sigma_min" => config.sigma_min = Some(number()),
-            "sigma_max" => config.sigma_max = Some(number()),
-            "timestep_type" => config.timestep_type = TimestepType::from_name(text()).expect("known"),
-            "final_sigmas_type" => config.final_sigmas_type = FinalSigmas::from_name(text()).expect("known"),
-            "_class_name" | "_diffusers_version" | "skip_prk_steps" => {}
-            _ => panic!("the table sets {key}"),
-        }
-    }
-    config
-}
-
-fn sampler(name: &str, config: &DiscreteConfig) -> Box<dyn Sampler> {
-    match name {
-        Ddim::NAME => Box::new(Ddim::new(config).expect("supported settings")),
-        Euler::NAME => Box::new(Euler::new(config).expect("supported settings")),
-        _ => panic!("the table has sampler {name}"),
-    }
+    support::floats(value).try_into().expect("two numbers")
 }
 
 /// Relative to the second; NaN is infinitely far, infinity equals itself.
@@ -109,7 +50,7 @@ struct Differences {
 fn differences(case: &Value, predictions: &[[f32; 2]], noise: [f32; 2]) -> Differences {
     let name = case["sampler"].as_str().expect("a name");
     let n_steps = case["n_steps"].as_u64().expect("a number") as usize;
-    let sampler = sampler(name, &config(&case["config"]));
+    let sampler = build(Kind::Discrete, name, &config(&case["config"])).expect("supported settings");
     let schedule = sampler
         .schedule(&Ask::steps(n_steps))
         .expect("a step count that works");
@@ -168,7 +109,7 @@ fn differences(case: &Value, predictions: &[[f32; 2]], noise: [f32; 2]) -> Diffe
 
 #[test]
 fn schedules_and_steps_are_diffusers() {
-    let table = table();
+    let table = table("discrete.json");
     let predictions: Vec<[f32; 2]> = list(&table["predictions"]).iter().map(floats).collect();
     let noise = floats(&table["noise"]);
     let cases = list(&table["cases"]);
@@ -178,10 +119,10 @@ fn schedules_and_steps_are_diffusers() {
         let worst = differences(case, &predictions, noise);
         // Timesteps are equal but where they come from logarithms: of sigmas, whose square roots torch rounds in its own way, or,
         // continuous ones, by torch.
-        let is_interpolated = config.use_karras_sigmas || config.use_exponential_sigmas;
-        let is_continuous = config.timestep_type == TimestepType::Continuous;
+        let is_interpolated = config.use_karras_sigmas.or(config.use_exponential_sigmas) == Some(true);
+        let is_continuous = config.timestep_type == Some(TimestepType::Continuous);
         // The rescaling subtracts nearly equal numbers, which raises the last place of torch's square roots.
-        let is_rescaled = config.rescale_betas_zero_snr;
+        let is_rescaled = config.rescale_betas_zero_snr == Some(true);
         let allowed = Differences {
             timesteps: match (is_continuous, is_interpolated) {
                 (true, _) => 2e-6,
@@ -207,22 +148,19 @@ fn schedules_and_steps_are_diffusers() {
 }
 
 /// Stable Diffusion's training schedule.
-fn sd() -> DiscreteConfig {
-    DiscreteConfig {
-        beta_start: 0.00085,
-        beta_end: 0.012,
-        beta_schedule: BetaSchedule::ScaledLinear,
-        clip_sample: false,
-        ..DiscreteConfig::default()
+fn sd() -> SamplerConfig {
+    SamplerConfig {
+        beta_start: Some(0.00085),
+        beta_end: Some(0.012),
+        beta_schedule: Some(BetaSchedule::ScaledLinear),
+        clip_sample: Some(false),
+        ..SamplerConfig::default()
     }
 }
 
 /// Both samplers on one configuration.
-fn both(config: &DiscreteConfig) -> [Result<Box<dyn Sampler>, SamplerError>; 2] {
-    [
-        Ddim::new(config).map(|sampler| Box::new(sampler) as Box<dyn Sampler>),
-        Euler::new(config).map(|sampler| Box::new(sampler) as Box<dyn Sampler>),
-    ]
+fn both(config: &SamplerConfig) -> [Result<Box<dyn Sampler>, SamplerError>; 2] {
+    ["ddim", "euler"].map(|name| build(Kind::Discrete, name, config))
 }
 
 #[test]
@@ -240,20 +178,21 @@ fn a_spacing_that_the_file_does_not_hold_is_that_of_the_sampler() {
 
 #[test]
 fn a_prediction_of_velocity_is_the_first_picture_where_no_signal_is_left() {
-    let config = DiscreteConfig {
-        rescale_betas_zero_snr: true,
-        prediction_type: PredictionType::VPrediction,
+    let config = SamplerConfig {
+        rescale_betas_zero_snr: Some(true),
+        prediction_type: Some(PredictionType::VPrediction),
         timestep_spacing: Some(TimestepSpacing::Trailing),
         ..sd()
     };
-    let schedule = Ddim::new(&config)
+    let schedule = build(Kind::Discrete, "ddim", &config)
         .expect("supported")
         .schedule(&Ask::steps(1))
         .expect("one step");
     // The velocity is minus the picture there, and the only step ends at the picture.
     assert_eq!(schedule.timesteps, [999.0]);
     assert_eq!(schedule.sigmas, [f32::INFINITY, 0.0]);
-    assert_eq!(schedule.updates, [Update::plain([0.0, -1.0, 0.0])]);
+    let rows = vec![vec![0.0, -1.0, 0.0]];
+    assert_eq!(schedule.updates, [Update { rows }]);
 }
 
 #[test]
@@ -268,21 +207,23 @@ fn step_counts_without_a_schedule_are_refused_with_their_numbers() {
         }
     }
     // 999 is the last training timestep, and the offset shifts the first step's beyond it. diffusers fails there too.
-    let config = DiscreteConfig {
-        steps_offset: 1,
+    let config = SamplerConfig {
+        steps_offset: Some(1),
         ..sd()
     };
-    let error = Ddim::new(&config).expect("supported").schedule(&Ask::steps(1000));
+    let error = build(Kind::Discrete, "ddim", &config)
+        .expect("supported")
+        .schedule(&Ask::steps(1000));
     assert_eq!(
         error.expect_err("beyond the last").to_string(),
         "steps is 1000, sampler ddim takes a number whose first timestep, 1000, is below 1000 with this model"
     );
     // Noise alone tells nothing of the picture.
-    let config = DiscreteConfig {
-        rescale_betas_zero_snr: true,
+    let config = SamplerConfig {
+        rescale_betas_zero_snr: Some(true),
         ..sd()
     };
-    let ddim = Ddim::new(&config).expect("supported");
+    let ddim = build(Kind::Discrete, "ddim", &config).expect("supported");
     assert!(ddim.schedule(&Ask::steps(999)).is_ok());
     assert_eq!(
         ddim.schedule(&Ask::steps(1000))
@@ -292,7 +233,7 @@ fn step_counts_without_a_schedule_are_refused_with_their_numbers() {
     );
 }
 
-type Set = fn(&mut DiscreteConfig);
+type Set = fn(&mut SamplerConfig);
 
 fn unsupported_key(outcome: Result<impl std::fmt::Debug, SamplerError>) -> Option<&'static str> {
     match outcome {
@@ -305,25 +246,37 @@ fn unsupported_key(outcome: Result<impl std::fmt::Debug, SamplerError>) -> Optio
 #[test]
 fn settings_that_would_change_the_result_are_refused_by_name_where_they_would() {
     let refused: [(&str, bool, bool, Set); 4] = [
-        ("clip_sample", true, false, |config| config.clip_sample = true),
-        ("thresholding", true, false, |config| config.thresholding = true),
-        ("use_beta_sigmas", false, true, |config| {
-            config.use_beta_sigmas = true
+        ("clip_sample", true, false, |config| {
+            config.clip_sample = Some(true)
+        }),
+        ("thresholding", true, false, |config| {
+            config.thresholding = Some(true)
+        }),
+        ("prediction_type", true, true, |config| {
+            config.prediction_type = Some(PredictionType::Flow);
         }),
         ("prediction_type", true, false, |config| {
-            config.rescale_betas_zero_snr = true;
+            config.rescale_betas_zero_snr = Some(true);
             config.timestep_spacing = Some(TimestepSpacing::Trailing);
         }),
     ];
     for (key, by_ddim, by_euler, set) in refused {
         let mut config = sd();
         set(&mut config);
-        assert_eq!(unsupported_key(Ddim::new(&config)), by_ddim.then_some(key));
-        assert_eq!(unsupported_key(Euler::new(&config)), by_euler.then_some(key));
+        assert_eq!(
+            unsupported_key(build(Kind::Discrete, "ddim", &config)),
+            by_ddim.then_some(key)
+        );
+        assert_eq!(
+            unsupported_key(build(Kind::Discrete, "euler", &config)),
+            by_euler.then_some(key)
+        );
     }
-    let defaults = DiscreteConfig::default();
+    let defaults = SamplerConfig::default();
     assert_eq!(
-        Ddim::new(&defaults).expect_err("clips").to_string(),
+        build(Kind::Discrete, "ddim", &defaults)
+            .expect_err("clips")
+            .to_string(),
         "sampler DDIMScheduler: clip_sample = true is not supported, false is"
     );
 }
@@ -333,10 +286,10 @@ fn names_that_are_not_known_are_refused_with_those_that_are() {
     let error = BetaSchedule::from_name("sigmoid").expect_err("unknown");
     assert_eq!(
         error.to_string(),
-        "sampler DDIMScheduler or EulerDiscreteScheduler: beta_schedule = sigmoid is not supported, \
+        "sampler of any class: beta_schedule = sigmoid is not supported, \
          linear, scaled_linear or squaredcos_cap_v2 is"
     );
-    assert!(PredictionType::from_name("flow_prediction").is_err());
+    assert!(PredictionType::from_name("").is_err());
     assert!(TimestepSpacing::from_name("").is_err());
     assert_eq!(FinalSigmas::SigmaMin.name(), "sigma_min");
 }
@@ -344,14 +297,16 @@ fn names_that_are_not_known_are_refused_with_those_that_are() {
 #[test]
 fn numbers_that_make_no_schedule_are_refused_by_name() {
     let invalid: [(&str, Set); 13] = [
-        ("num_train_timesteps", |config| config.num_train_timesteps = 0),
         ("num_train_timesteps", |config| {
-            config.num_train_timesteps = u32::MAX
+            config.num_train_timesteps = Some(0)
         }),
-        ("beta_start", |config| config.beta_start = f64::NAN),
-        ("beta_start", |config| config.beta_start = -0.1),
-        ("beta_end", |config| config.beta_end = f64::INFINITY),
-        ("beta_end", |config| config.beta_end = 1.5),
+        ("num_train_timesteps", |config| {
+            config.num_train_timesteps = Some(u32::MAX)
+        }),
+        ("beta_start", |config| config.beta_start = Some(f64::NAN)),
+        ("beta_start", |config| config.beta_start = Some(-0.1)),
+        ("beta_end", |config| config.beta_end = Some(f64::INFINITY)),
+        ("beta_end", |config| config.beta_end = Some(1.5)),
         ("trained_betas", |config| config.trained_betas = Some(Vec::new())),
         ("trained_betas", |config| {
             config.trained_betas = Some(vec![0.1; 999])
@@ -361,22 +316,22 @@ fn numbers_that_make_no_schedule_are_refused_by_name() {
         }),
         ("steps_offset", |config| {
             config.timestep_spacing = Some(TimestepSpacing::Leading);
-            config.steps_offset = 1000;
+            config.steps_offset = Some(1000);
         }),
         // One timestep cannot keep its signal and have none.
         ("rescale_betas_zero_snr", |config| {
-            config.num_train_timesteps = 1;
-            config.rescale_betas_zero_snr = true;
+            config.num_train_timesteps = Some(1);
+            config.rescale_betas_zero_snr = Some(true);
         }),
         ("rescale_betas_zero_snr", |config| {
-            config.beta_start = 0.0;
-            config.beta_end = 0.0;
-            config.rescale_betas_zero_snr = true;
+            config.beta_start = Some(0.0);
+            config.beta_end = Some(0.0);
+            config.rescale_betas_zero_snr = Some(true);
         }),
         // Some signal is needed at each but the last.
         ("rescale_betas_zero_snr", |config| {
             config.trained_betas = Some(vec![1.0; 1000]);
-            config.rescale_betas_zero_snr = true;
+            config.rescale_betas_zero_snr = Some(true);
         }),
     ];
     for (key, set) in invalid {
@@ -393,16 +348,16 @@ fn numbers_that_make_no_schedule_are_refused_by_name() {
         ("sigma_min", |config| config.sigma_min = Some(0.0)),
         ("sigma_max", |config| config.sigma_max = Some(f64::NAN)),
         ("sigma_max", |config| config.sigma_max = Some(1e300)),
-        ("beta_end", |config| config.beta_end = 1.0),
+        ("beta_end", |config| config.beta_end = Some(1.0)),
         ("use_karras_sigmas", |config| {
-            config.use_karras_sigmas = true;
-            config.use_exponential_sigmas = true;
+            config.use_karras_sigmas = Some(true);
+            config.use_exponential_sigmas = Some(true);
         }),
     ];
     for (key, set) in invalid {
         let mut config = sd();
         set(&mut config);
-        match Euler::new(&config) {
+        match build(Kind::Discrete, "euler", &config) {
             Err(SamplerError::Invalid { key: found, .. }) => assert_eq!(found, key),
             other => panic!("{key} gave {other:?}"),
         }
@@ -413,7 +368,7 @@ fn numbers_that_make_no_schedule_are_refused_by_name() {
 #[test]
 fn odd_settings_make_finite_schedules_or_errors() {
     let mut n_schedules = 0;
-    let mut check = |config: &DiscreteConfig| {
+    let mut check = |config: &SamplerConfig| {
         for sampler in both(config).into_iter().flatten() {
             for n_steps in [1, 2, 3, 10, 999, 1000] {
                 let Ok(schedule) = sampler.schedule(&Ask::steps(n_steps)) else {
@@ -456,19 +411,19 @@ fn odd_settings_make_finite_schedules_or_errors() {
                 schedules.iter().flat_map(|a| predictions.map(|b| (*a, b)))
             {
                 for (case_idx, timestep_spacing) in spacings.into_iter().enumerate() {
-                    check(&DiscreteConfig {
-                        num_train_timesteps,
-                        beta_start,
-                        beta_end,
-                        beta_schedule,
-                        prediction_type,
+                    check(&SamplerConfig {
+                        num_train_timesteps: Some(num_train_timesteps),
+                        beta_start: Some(beta_start),
+                        beta_end: Some(beta_end),
+                        beta_schedule: Some(beta_schedule),
+                        prediction_type: Some(prediction_type),
                         timestep_spacing,
-                        clip_sample: false,
-                        rescale_betas_zero_snr: num_train_timesteps % 2 == 0,
-                        use_karras_sigmas: case_idx == 0,
-                        use_exponential_sigmas: case_idx == 2,
-                        timestep_type: TimestepType::Continuous,
-                        ..DiscreteConfig::default()
+                        clip_sample: Some(false),
+                        rescale_betas_zero_snr: Some(num_train_timesteps % 2 == 0),
+                        use_karras_sigmas: Some(case_idx == 0),
+                        use_exponential_sigmas: Some(case_idx == 2),
+                        timestep_type: Some(TimestepType::Continuous),
+                        ..SamplerConfig::default()
                     });
                 }
             }

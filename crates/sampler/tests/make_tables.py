@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes noise.json, flow_euler.json and discrete.json: what torch and diffusers compute, for the tests of this crate.
+"""Writes noise.json, flow_euler.json, discrete.json and trajectories.json: what torch and diffusers compute, for the tests of this crate.
 
-    pip install torch diffusers
+    pip install torch diffusers scipy
     python make_tables.py           # all of them
     python make_tables.py discrete  # or some
 """
@@ -10,8 +10,18 @@ import sys
 from pathlib import Path
 
 import diffusers
+import numpy as np
+import scipy
 import torch
-from diffusers import DDIMScheduler, EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = {"torch": torch.__version__, "diffusers": diffusers.__version__}
@@ -148,7 +158,199 @@ def discrete_case(cls, config, n_steps, noise, predictions):
             "init_noise_scale": f32(init)[0], "sigmas": kept_sigmas, "steps": steps}
 
 
+# What a pipeline hands to a flow's scheduler, by name: sigmas from 1 to 1 / n as numpy or torch makes them, mu by either rule.
+def numpy_sigmas(n):
+    return np.linspace(1.0, 1 / n, n)
+
+
+def torch_sigmas(n):
+    return torch.linspace(1.0, 1 / n, n).tolist()
+
+
+def linear_mu(config, n_tokens, n_steps):
+    keys = ("base_image_seq_len", 256), ("max_image_seq_len", 4096), ("base_shift", 0.5), ("max_shift", 1.15)
+    return calculate_shift(n_tokens, *(config.get(key, default) for key, default in keys))
+
+
+def flux2_mu(config, n_tokens, n_steps):
+    return compute_empirical_mu(n_tokens, n_steps)
+
+
+FLUX = {"shift": 3.0, "use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256,
+        "max_image_seq_len": 4096}
+QWEN = FLUX | {"shift": 1.0, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
+WAN = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+SANA = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+SDXL = SD | {"clip_sample": False, "set_alpha_to_one": False, "skip_prk_steps": True, "steps_offset": 1,
+             "timestep_spacing": "leading", "interpolation_type": "linear", "sample_max_value": 1.0,
+             "use_karras_sigmas": False}
+KARRAS, EXPONENTIAL, BETA = ({f"use_{name}_sigmas": True} for name in ("karras", "exponential", "beta"))
+SIGMA_MIN = {"final_sigmas_type": "sigma_min"}
+
+
+def trajectory_cases():
+    """Name, class, configuration, step counts, and what else is asked for."""
+    def sde(config):
+        return config | {"algorithm_type": "sde-dpmsolver++"}
+
+    both = [("unipc", UniPCMultistepScheduler), ("dpm++-2m", DPMSolverMultistepScheduler)]
+    for name, cls in both:
+        for config, counts in [({}, FEW), (SD, (1, 2, 3, 5, 14, 15, 20, 50)), (SDXL, FEW), (SD | LEADING | {"steps_offset": 1}, FEW),
+                               (SD | TRAILING, FEW), (SD | V | TRAILING | ZERO, FEW), (SD | X, FEW), (SD | V, FEW),
+                               (COSINE, (4, 20)), (SD | SIGMA_MIN, FEW), (SD | {"solver_order": 1}, FEW),
+                               (SD | {"solver_order": 3}, (1, 2, 3, 4, 7, 20, 30)), (SD | SIGMA_MIN | {"lower_order_final": False}, FEW),
+                               (SD | KARRAS, FEW), (SD | EXPONENTIAL, FEW), (SD | BETA, FEW), (SD | KARRAS | SIGMA_MIN, FEW)]:
+            yield name, cls, config, counts, {}
+        for strength in (0.3, 0.8, 1.0):
+            yield name, cls, SDXL, (4, 10, 25), {"strength": strength}
+            yield name, cls, SANA, (4, 10, 25), {"strength": strength, "kind": "flow"}
+        for shift in (1.0, 3.0, 5.0, 12.0):
+            yield name, cls, SANA | {"flow_shift": shift}, (1, 2, 3, 4, 8, 20, 30, 50), {"kind": "flow"}
+        yield name, cls, SANA | {"solver_order": 3}, (3, 10, 30), {"kind": "flow"}
+        yield name, cls, SANA | {"use_dynamic_shifting": True}, (4, 20), {"kind": "flow", "n_tokens": 1024, "mu": "linear"}
+    for config, counts in [({"predict_x0": False} | SIGMA_MIN, (4, 20)), ({"solver_type": "bh1"} | SIGMA_MIN, FEW),
+                           ({"disable_corrector": [0, 2]}, (4, 20)), ({"sigma_min": 0.05, "sigma_max": 10.0} | KARRAS, FEW),
+                           ({"solver_order": 4}, (20,))]:
+        yield "unipc", UniPCMultistepScheduler, SD | config, counts, {}
+    yield "unipc", UniPCMultistepScheduler, WAN | {"solver_type": "bh1"} | SIGMA_MIN, (4, 20), {"kind": "flow"}
+    yield "unipc", UniPCMultistepScheduler, WAN | {"shift_terminal": 0.1}, (4, 20), {"kind": "flow"}
+    yield "unipc", UniPCMultistepScheduler, WAN | KARRAS, (4, 20), {"kind": "flow"}
+    yield ("unipc", UniPCMultistepScheduler, WAN | {"use_dynamic_shifting": True, "time_shift_type": "linear"}, (4, 20),
+           {"kind": "flow", "n_tokens": 1024, "mu": "linear"})
+    for config, counts in [({"solver_type": "heun"}, FEW), ({"euler_at_final": True, "solver_order": 3} | SIGMA_MIN, (7, 20)),
+                           ({"use_lu_lambdas": True}, FEW), ({"lambda_min_clipped": -5.1} | COSINE, FEW),
+                           ({"lambda_min_clipped": -5.1} | COSINE | KARRAS, FEW)]:
+        yield "dpm++-2m", DPMSolverMultistepScheduler, SD | config, counts, {}
+    for config, counts in [({}, FEW), (V | TRAILING | ZERO, FEW), ({"solver_type": "heun"}, FEW), (KARRAS, FEW),
+                           ({"solver_order": 1}, FEW), (SIGMA_MIN | {"lower_order_final": False}, FEW)]:
+        yield "dpm++-2m-sde", DPMSolverMultistepScheduler, sde(SD | config), counts, {}
+    yield "dpm++-2m-sde", DPMSolverMultistepScheduler, sde(SANA), (1, 4, 20), {"kind": "flow"}
+    yield "dpm++-2m-sde", DPMSolverMultistepScheduler, sde(SDXL), (10,), {"strength": 0.6}
+    yield "ddim", DDIMScheduler, SDXL, (10, 25), {"strength": 0.3}
+    yield "ddim", DDIMScheduler, SDXL, (10, 25), {"strength": 0.7}
+    for strength in (0.3, 0.8, 1.0):
+        yield "euler", EulerDiscreteScheduler, SDXL, (4, 10, 25), {"strength": strength}
+    for config in (BETA, BETA | V | TRAILING, KARRAS | LEADING, EXPONENTIAL):
+        yield "euler", EulerDiscreteScheduler, SD | config, FEW, {}
+    yield "euler", EulerDiscreteScheduler, SD | TRAILING, (1, 2, 4, 8), {}
+    yield "euler", EulerDiscreteScheduler, SDXL, (), {"sigmas": [14.6, 8.5, 3.25, 1.0, 0.2, 0.0]}
+    yield "euler", EulerDiscreteScheduler, SDXL | V, (), {"sigmas": [14.6, 8.5, 3.25, 1.0, 0.2]}
+
+    flow = FlowMatchEulerDiscreteScheduler
+    own = {"kind": "flow"}
+    for config in ({}, {"shift": 3.0}, {"shift": 3.0, "num_train_timesteps": 500},
+                   {"shift": 3.0} | KARRAS, {"shift": 3.0} | EXPONENTIAL, {"shift": 3.0} | BETA,
+                   {"shift": 3.0, "stochastic_sampling": True}):
+        yield "flow-euler", flow, config, FEW, own
+    # Alone, the terminal sigma of a single step makes no schedule.
+    yield "flow-euler", flow, {"shift": 3.0, "shift_terminal": 0.1}, FEW[1:], own
+    for strength in (0.3, 0.6, 0.8, 1.0):
+        yield "flow-euler", flow, {"shift": 3.0}, (4, 10, 28), own | {"strength": strength}
+    for n_tokens in (16, 256, 1024, 4096, 8100):
+        counts = (1, 4, 28)
+        yield "flow-euler", flow, FLUX, counts, own | {"n_tokens": n_tokens, "mu": "linear", "flow_sigmas": "numpy"}
+        yield "flow-euler", flow, FLUX, counts, own | {"n_tokens": n_tokens, "mu": "flux2", "flow_sigmas": "numpy"}
+        yield "flow-euler", flow, QWEN, counts[1:], own | {"n_tokens": n_tokens, "mu": "linear", "flow_sigmas": "numpy"}
+    yield "flow-euler", flow, FLUX, (4, 20), own | {"n_tokens": 1024, "mu": "linear"}
+    yield ("flow-euler", flow, FLUX | {"time_shift_type": "linear"}, (4, 20),
+           own | {"n_tokens": 1024, "mu": "linear", "flow_sigmas": "numpy"})
+    yield "flow-euler", flow, FLUX, (10,), own | {"n_tokens": 1024, "mu": "linear", "flow_sigmas": "numpy", "strength": 0.6}
+    yield "flow-euler", flow, {"shift": 1.0}, (1, 4), own | {"flow_sigmas": "numpy"}
+    yield "flow-euler", flow, {"shift": 3.0}, (1, 8, 9, 50), own | {"flow_sigmas": "torch"}
+    yield "flow-euler", flow, {"shift": 3.0}, (), own | {"sigmas": [1.0, 0.9, 0.5, 0.25, 0.1]}
+
+
+class Draws:
+    """Stands in for randn_tensor: the rows of a table, one after another."""
+
+    def __init__(self, rows):
+        self.rows, self.next = rows, 0
+
+    def __call__(self, shape, **_):
+        row = self.rows[self.next % len(self.rows)].reshape(shape)
+        self.next += 1
+        return row
+
+
+def model(x, t, drift):
+    """A denoiser of no depth: in float64, so that rounding does not tell two of them apart."""
+    x = x.double()
+    y = (0.7 * x + 0.2 * x.roll(-1, -1) + drift.double() * (float(t) / 1000)) / (1 + 0.05 * x * x)
+    return y.float()
+
+
+def trajectories():
+    g = generator(12)
+    image, noise, drift = (torch.randn(1, 4, generator=g) for _ in range(3))
+    draws = torch.randn(13, 4, generator=g)
+    cases = [trajectory(*case, n_steps, image, noise, drift, draws)
+             for *case, counts, asked in trajectory_cases()
+             for case in [[*case, asked]] for n_steps in counts or (len(asked["sigmas"]),)]
+    return {"versions": VERSIONS | {"scipy": scipy.__version__}, "image": image[0].tolist(), "noise": noise[0].tolist(),
+            "drift": drift[0].tolist(), "draws": draws.tolist(), "cases": cases}
+
+
+def f32s(values):
+    return [float(f"{value:.9g}") for value in torch.as_tensor(values).flatten().tolist()]
+
+
+def trajectory(name, cls, config, asked, n_steps, image, noise, drift, draws):
+    scheduler = cls.from_config({"_class_name": cls.__name__} | config)
+    is_flow = asked.get("kind") == "flow"
+    kwargs = {}
+    if "mu" in asked and config.get("use_dynamic_shifting"):
+        rule = {"linear": linear_mu, "flux2": flux2_mu}[asked["mu"]]
+        kwargs["mu"] = rule(config, asked["n_tokens"], n_steps)
+    if "flow_sigmas" in asked:
+        kwargs["sigmas"] = {"numpy": numpy_sigmas, "torch": torch_sigmas}[asked["flow_sigmas"]](n_steps)
+    if "sigmas" in asked:
+        scheduler.set_timesteps(sigmas=asked["sigmas"], **kwargs)
+    elif "sigmas" in kwargs:
+        scheduler.set_timesteps(**kwargs)
+    else:
+        scheduler.set_timesteps(n_steps, **kwargs)
+    first, strength = 0, asked.get("strength")
+    if strength is not None:
+        if is_flow:
+            first = int(max(n_steps - min(n_steps * strength, n_steps), 0))
+        else:
+            first = max(n_steps - min(int(n_steps * strength), n_steps), 0)
+        if first == n_steps:
+            return {"sampler": name, "config": config, "asked": asked, "n_steps": n_steps, "timesteps": None}
+        first *= scheduler.order
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(first)
+    timesteps = scheduler.timesteps[first:]
+    noised = scheduler.scale_noise if hasattr(scheduler, "scale_noise") else scheduler.add_noise
+
+    def factors(t):
+        one, zero = torch.ones(1, 1), torch.zeros(1, 1)
+        if noised.__name__ == "scale_noise":
+            return f32s(torch.cat([noised(one, t, zero), noised(zero, t, one)]))
+        return f32s(torch.cat([noised(one, zero, t), noised(zero, one, t)]))
+
+    start = factors(timesteps[:1])
+    init = float(torch.as_tensor(getattr(scheduler, "init_noise_sigma", 1.0)))
+    x = noise * init if strength is None else start[0] * image + start[1] * noise
+    steps, renoise = [], []
+    module = sys.modules[cls.__module__]
+    if hasattr(module, "randn_tensor"):
+        module.randn_tensor = Draws(draws)
+    scales = []
+    for idx, t in enumerate(timesteps):
+        scale = scheduler.scale_model_input(torch.ones(1, 1), t) if hasattr(scheduler, "scale_model_input") else torch.ones(1)
+        scales += f32s(scale)
+        x = scheduler.step(model(x * scale, t, drift), t, x).prev_sample
+        assert x.isfinite().all(), (name, config, asked, n_steps, idx)
+        steps.append(f32s(x))
+        renoise.append(factors(timesteps[idx + 1:idx + 2]) if idx + 1 < len(timesteps) else [1.0, 0.0])
+    sigmas = f32s(scheduler.sigmas[first:]) if hasattr(scheduler, "sigmas") else None
+    return {"sampler": name, "config": config, "asked": asked, "n_steps": n_steps, "timesteps": f32s(timesteps),
+            "sigmas": sigmas, "input_scales": scales, "init_noise_scale": f32s(init)[0], "start": start, "renoise": renoise,
+            "steps": steps}
+
+
 if __name__ == "__main__":
-    for table in [noise, flow_euler, discrete]:
-        if table.__name__ in (sys.argv[1:] or ["noise", "flow_euler", "discrete"]):
+    for table in [noise, flow_euler, discrete, trajectories]:
+        if table.__name__ in (sys.argv[1:] or ["noise", "flow_euler", "discrete", "trajectories"]):
             (HERE / f"{table.__name__}.json").write_text(json.dumps(table(), separators=(",", ":")) + "\n")

@@ -1,19 +1,12 @@
 //! The numbers of torch and diffusers, as `make_tables.py` wrote them.
 
-use denoised_sampler::{Ask, FlowEuler, FlowEulerConfig, Sampler, SamplerError, TorchGenerator};
-use serde_json::Value;
+mod support;
 
-fn table(name: &str) -> Value {
-    let path = format!("{}/tests/{name}", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).expect("the table is part of the crate");
-    serde_json::from_str(&text).expect("the table is JSON")
-}
+use denoised_sampler::{Ask, Kind, Sampler, SamplerConfig, SamplerError, TorchGenerator};
+use support::{build, config, floats, table};
 
-fn floats(value: &Value) -> Vec<f32> {
-    let list = value.as_array().expect("a list");
-    list.iter()
-        .map(|v| v.as_f64().expect("a number") as f32)
-        .collect()
+fn flow_euler(config: &SamplerConfig) -> Result<Box<dyn Sampler>, SamplerError> {
+    build(Kind::Flow, "flow-euler", config)
 }
 
 fn largest_difference(ours: &[f32], theirs: &[f32]) -> f32 {
@@ -77,17 +70,8 @@ fn drawing_nothing_changes_nothing() {
 fn timesteps_sigmas_and_steps_are_diffusers() {
     let table = table("flow_euler.json");
     for case in table["cases"].as_array().expect("a list") {
-        let mut config = FlowEulerConfig::default();
-        for (key, value) in case["config"].as_object().expect("an object") {
-            match key.as_str() {
-                "shift" => config.shift = value.as_f64().expect("a number"),
-                "num_train_timesteps" => {
-                    config.num_train_timesteps = value.as_u64().expect("a number") as u32
-                }
-                _ => panic!("the table sets {key}"),
-            }
-        }
-        let sampler = FlowEuler::new(&config).expect("supported settings");
+        let config = config(&case["config"]);
+        let sampler = flow_euler(&config).expect("supported settings");
         let n_steps = case["n_steps"].as_u64().expect("a number") as usize;
         let schedule = sampler
             .schedule(&Ask::steps(n_steps))
@@ -119,57 +103,59 @@ fn timesteps_sigmas_and_steps_are_diffusers() {
 
 #[test]
 fn settings_that_would_change_the_result_are_refused_by_name() {
-    type Set = fn(&mut FlowEulerConfig);
-    let refused: [(&str, Set); 7] = [
-        ("use_dynamic_shifting", |config| {
-            config.use_dynamic_shifting = true
-        }),
-        ("use_karras_sigmas", |config| config.use_karras_sigmas = true),
-        ("use_exponential_sigmas", |config| {
-            config.use_exponential_sigmas = true
-        }),
-        ("use_beta_sigmas", |config| config.use_beta_sigmas = true),
-        ("invert_sigmas", |config| config.invert_sigmas = true),
-        ("stochastic_sampling", |config| config.stochastic_sampling = true),
-        ("shift_terminal", |config| config.shift_terminal = Some(0.02)),
-    ];
+    type Set = fn(&mut SamplerConfig);
+    let refused: [(&str, Set); 1] = [("invert_sigmas", |config| config.invert_sigmas = Some(true))];
     for (expected_key, set) in refused {
-        let mut config = FlowEulerConfig::default();
+        let mut config = SamplerConfig::default();
         set(&mut config);
-        match FlowEuler::new(&config) {
+        match flow_euler(&config) {
             Err(SamplerError::Unsupported { key, .. }) => assert_eq!(key, expected_key),
             other => panic!("{expected_key} gave {other:?}"),
         }
     }
-    let invalid: [Set; 4] = [
-        |config| config.shift = 0.0,
-        |config| config.shift = f64::NAN,
-        |config| config.shift = -1.0,
-        |config| config.num_train_timesteps = 0,
+    let invalid: [Set; 9] = [
+        |config| config.shift = Some(0.0),
+        |config| config.shift = Some(f64::NAN),
+        |config| config.shift = Some(-1.0),
+        |config| config.num_train_timesteps = Some(0),
+        |config| config.shift_terminal = Some(1.0),
+        |config| config.shift_terminal = Some(f64::NAN),
+        |config| {
+            config.use_karras_sigmas = Some(true);
+            config.use_beta_sigmas = Some(true);
+        },
+        |config| {
+            config.use_dynamic_shifting = Some(true);
+            config.base_shift = Some(f64::INFINITY);
+        },
+        |config| {
+            config.use_dynamic_shifting = Some(true);
+            config.max_image_seq_len = Some(256);
+        },
     ];
     for set in invalid {
-        let mut config = FlowEulerConfig::default();
+        let mut config = SamplerConfig::default();
         set(&mut config);
-        let outcome = FlowEuler::new(&config);
+        let outcome = flow_euler(&config);
         assert!(matches!(outcome, Err(SamplerError::Invalid { .. })), "{config:?}");
     }
 }
 
 #[test]
 fn a_terminal_shift_of_zero_is_none() {
-    let config = FlowEulerConfig {
-        shift: 3.0,
+    let config = SamplerConfig {
+        shift: Some(3.0),
         shift_terminal: Some(0.0),
-        ..FlowEulerConfig::default()
+        ..SamplerConfig::default()
     };
-    let sampler = FlowEuler::new(&config).expect("supported");
+    let sampler = flow_euler(&config).expect("supported");
     let schedule = sampler.schedule(&Ask::steps(1)).expect("one step");
     assert_eq!(schedule.sigmas, [1.0, 0.0]);
 }
 
 #[test]
 fn no_steps_make_no_schedule() {
-    let sampler = FlowEuler::new(&FlowEulerConfig::default()).expect("supported");
+    let sampler = flow_euler(&SamplerConfig::default()).expect("supported");
     let error = sampler.schedule(&Ask::steps(0)).expect_err("no steps");
     assert_eq!(
         error.to_string(),

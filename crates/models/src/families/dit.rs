@@ -5,7 +5,7 @@
 
 use super::{
     components::{Loading, Sizes, config, expect_equal, kl, model_info},
-    sd::Samplers,
+    schedulers::{self, DiscreteRule, Samplers},
 };
 use crate::{
     ModelError,
@@ -42,7 +42,7 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
     let Samplers {
         samplers,
         foreign_scheduler,
-    } = Samplers::read(folder, false)?;
+    } = schedulers::discrete(folder, DiscreteRule::AsWritten)?;
     let has_own = foreign_scheduler.is_none();
     let samplers = unscaled(samplers, has_own);
 

@@ -3,6 +3,7 @@
 mod components;
 mod dit;
 mod pixart;
+mod schedulers;
 mod sd;
 mod sd3;
 mod sdxl;

@@ -6,7 +6,7 @@
 
 use super::{
     components::{Loading, Sizes, config, expect_equal, expect_vocabulary, kl, model_info, t5_tokenizer},
-    sd::Samplers,
+    schedulers::{self, DiscreteRule, Samplers},
 };
 use crate::{
     ModelError,
@@ -67,7 +67,7 @@ fn open(folder: &Folder, tells_sizes: bool, length: u32) -> std::result::Result<
     let Samplers {
         samplers,
         foreign_scheduler,
-    } = Samplers::read(folder, false)?;
+    } = schedulers::discrete(folder, DiscreteRule::AsWritten)?;
 
     let mut loading = Loading::open(folder, &["transformer", "vae", "text_encoder"])?;
     let encoder = loading.t5("text_encoder", t5);

@@ -3,7 +3,10 @@
 //! As in diffusers' `StableDiffusion3Pipeline`, all encoders are given the same prompt, T5 without a mask of its padding. Without T5 its
 //! tokens are zeros.
 
-use super::components::{self, Loading, Reader, Sizes, copy_columns, model_info};
+use super::{
+    components::{self, Loading, Reader, Sizes, copy_columns, model_info},
+    schedulers::{self, Samplers},
+};
 use crate::{
     ModelError,
     conditioning::{
@@ -16,7 +19,7 @@ use crate::{
 };
 use denoised_checkpoint::Folder;
 use denoised_nn::{Ctx, Result};
-use denoised_sampler::{FlowEuler, FlowEulerConfig};
+use denoised_sampler::{FlowSigmas, Mu};
 use denoised_types::{Image, NamedTensor};
 
 const DEFAULT_N_STEPS: u32 = 28;
@@ -48,7 +51,10 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         components::clip_tokenizer(folder, "tokenizer_2")?,
     ];
     check_fit(folder, &clips, &tokenizers, t5.as_ref(), &mmdit, &kl)?;
-    let sampler = flow_euler(folder)?;
+    let Samplers {
+        samplers,
+        foreign_scheduler,
+    } = schedulers::flow(folder, FlowSigmas::Scheduler, Mu::Linear)?;
 
     let mut names = vec!["transformer", "vae", "text_encoder", "text_encoder_2"];
     names.extend(t5.as_ref().map(|_| "text_encoder_3"));
@@ -78,7 +84,10 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     };
     loading.finish(Parts {
         info: model_info("sd3", &sizes, DEFAULT_N_STEPS, DEFAULT_GUIDANCE),
-        latents: LatentsLayout::picture(mmdit.c_in, factor, mmdit.patch),
+        latents: LatentsLayout {
+            patch: mmdit.patch,
+            ..LatentsLayout::picture(mmdit.c_in, factor, mmdit.patch)
+        },
         max_sequence_length: Some(T5_LENGTH),
         conditioner: Box::new(conditioner),
         denoisers: Experts::one(denoiser),
@@ -89,8 +98,8 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
             ..Tasks::default()
         },
         encoder: autoencoder.encoder,
-        samplers: vec![Box::new(sampler)],
-        foreign_scheduler: None,
+        samplers,
+        foreign_scheduler,
     })
 }
 
@@ -125,37 +134,6 @@ fn check_fit(
     components::expect_equal(folder, given, ("the transformer takes", mmdit.n_pooled))?;
     let made = ("the transformer makes latents of so many channels:", mmdit.c_in);
     components::expect_equal(folder, made, ("the autoencoder takes", kl.n_latent))
-}
-
-fn flow_euler(folder: &Folder) -> Result<FlowEuler, ModelError> {
-    let classes = ["FlowMatchEulerDiscreteScheduler"];
-    let config = components::config(folder, "scheduler", "scheduler", &classes)?;
-    let defaults = FlowEulerConfig::default();
-    let flag = |key| Ok::<_, ModelError>(config.opt_bool(key)?.unwrap_or(false));
-    let n_train = config.usize_or("num_train_timesteps", defaults.num_train_timesteps as usize)?;
-    let read = FlowEulerConfig {
-        num_train_timesteps: u32::try_from(n_train).unwrap_or(0),
-        shift: config.f64_or("shift", defaults.shift)?,
-        use_dynamic_shifting: flag("use_dynamic_shifting")?,
-        invert_sigmas: flag("invert_sigmas")?,
-        shift_terminal: config.opt_f64("shift_terminal")?,
-        use_karras_sigmas: flag("use_karras_sigmas")?,
-        use_exponential_sigmas: flag("use_exponential_sigmas")?,
-        use_beta_sigmas: flag("use_beta_sigmas")?,
-        stochastic_sampling: flag("stochastic_sampling")?,
-    };
-    // These only matter with dynamic shifting.
-    config.deny_unread(&[
-        "base_shift",
-        "max_shift",
-        "base_image_seq_len",
-        "max_image_seq_len",
-        "time_shift_type",
-    ])?;
-    FlowEuler::new(&read).map_err(|source| ModelError::Sampler {
-        path: config.path().to_owned(),
-        source,
-    })
 }
 
 /// The text side.

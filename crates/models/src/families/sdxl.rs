@@ -6,7 +6,8 @@
 
 use super::{
     components::{self, Loading, Reader, copy_columns, model_info},
-    sd::{Samplers, unet_sizes, unet_tasks},
+    schedulers::{self, DiscreteRule, Samplers},
+    sd::{unet_sizes, unet_tasks},
 };
 use crate::{
     ModelError,
@@ -52,7 +53,7 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
     let Samplers {
         samplers,
         foreign_scheduler,
-    } = Samplers::read(folder, true)?;
+    } = schedulers::discrete(folder, DiscreteRule::AsWritten)?;
 
     let n_tokens = tokenizer_2.max_length();
     components::expect_clip(folder, (&tokenizer_2, n_tokens), &clip_2, " 2")?;

@@ -1,0 +1,267 @@
+//! Names of samplers: what a request, a `scheduler_config.json` and other programs call them, and which one a checkpoint asks for.
+//!
+//! R1. A name is a solver with the settings that set it apart; all else comes from the checkpoint's file, as `from_config` of diffusers
+//!     would take it. The name without a suffix leaves the spacing of sigmas to the file.
+//! R2. Case, spaces, hyphens and underscores do not count in a name, and `++` is `pp`.
+
+use crate::{
+    Sampler, SamplerError,
+    config::{PredictionType, SamplerConfig, Solver},
+    ddim, dpm, euler, flow_euler, unipc,
+};
+
+/// What a denoiser was trained for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Discrete timesteps of a schedule of betas.
+    Discrete,
+    /// A rectified flow.
+    Flow,
+}
+
+type Build = fn(Solver, &SamplerConfig) -> Result<Box<dyn Sampler>, SamplerError>;
+
+/// A row of the catalog.
+struct Row {
+    kind: Kind,
+    /// The first is the name, those behind it the names with other spacings, in the order of [`SUFFIXES`].
+    names: &'static [&'static str],
+    /// Class in diffusers.
+    class: &'static str,
+    /// What others call it.
+    aliases: &'static [&'static str],
+    /// Sets what sets it apart.
+    adjust: fn(&mut SamplerConfig),
+    build: Build,
+}
+
+/// Spacings of sigmas: what a name ends in, and what others call them.
+const SUFFIXES: [(&str, &[&str]); 4] = [("", &[]), ("-karras", &[]), ("-exponential", &[]), ("-beta", &[])];
+
+macro_rules! spaced {
+    ($name:literal) => {
+        &[
+            $name,
+            concat!($name, "-karras"),
+            concat!($name, "-exponential"),
+            concat!($name, "-beta"),
+        ]
+    };
+}
+
+fn unchanged(_: &mut SamplerConfig) {}
+
+fn dpm_plus_plus(config: &mut SamplerConfig) {
+    config.algorithm_type = Some("dpmsolver++".to_owned());
+}
+
+fn dpm_plus_plus_sde(config: &mut SamplerConfig) {
+    config.algorithm_type = Some("sde-dpmsolver++".to_owned());
+}
+
+/// Another solver for a flow than the checkpoint's is told so; shifts have two names.
+fn flow_sigmas(config: &mut SamplerConfig) {
+    config.use_flow_sigmas = Some(true);
+    config.prediction_type = Some(PredictionType::Flow);
+    config.flow_shift = config.flow_shift.or(config.shift);
+}
+
+fn flow_sigmas_sde(config: &mut SamplerConfig) {
+    flow_sigmas(config);
+    dpm_plus_plus_sde(config);
+}
+
+fn flow_sigmas_plus_plus(config: &mut SamplerConfig) {
+    flow_sigmas(config);
+    dpm_plus_plus(config);
+}
+
+fn flow_shift(config: &mut SamplerConfig) {
+    config.shift = config.shift.or(config.flow_shift);
+}
+
+macro_rules! build {
+    ($sampler:path) => {
+        |solver, config| Ok(Box::new(<$sampler>::new(solver, config)?))
+    };
+}
+
+const ROWS: &[Row] = &[
+    Row {
+        kind: Kind::Discrete,
+        names: &["ddim"],
+        class: ddim::CLASS,
+        aliases: &[],
+        adjust: unchanged,
+        build: build!(ddim::Ddim),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("euler"),
+        class: euler::CLASS,
+        aliases: &["k_euler"],
+        adjust: unchanged,
+        build: build!(euler::Euler),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("dpm++-2m"),
+        class: dpm::CLASS,
+        aliases: &["k_dpmpp_2m"],
+        adjust: dpm_plus_plus,
+        build: build!(dpm::Dpm),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("dpm++-2m-sde"),
+        class: dpm::CLASS,
+        aliases: &["k_dpmpp_2m_sde", "dpmpp_2m_sde_gpu"],
+        adjust: dpm_plus_plus_sde,
+        build: build!(dpm::Dpm),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("unipc"),
+        class: unipc::CLASS,
+        aliases: &["uni_pc_bh2"],
+        adjust: unchanged,
+        build: build!(unipc::Unipc),
+    },
+    Row {
+        kind: Kind::Flow,
+        names: spaced!("flow-euler"),
+        class: flow_euler::CLASS,
+        aliases: &["euler", "k_euler", "EulerDiscreteScheduler"],
+        adjust: flow_shift,
+        build: build!(flow_euler::FlowEuler),
+    },
+    Row {
+        kind: Kind::Flow,
+        names: &["unipc"],
+        class: unipc::CLASS,
+        aliases: &["uni_pc_bh2"],
+        adjust: flow_sigmas,
+        build: build!(unipc::Unipc),
+    },
+    Row {
+        kind: Kind::Flow,
+        names: &["dpm++-2m"],
+        class: dpm::CLASS,
+        aliases: &["k_dpmpp_2m"],
+        adjust: flow_sigmas_plus_plus,
+        build: build!(dpm::Dpm),
+    },
+    Row {
+        kind: Kind::Flow,
+        names: &["dpm++-2m-sde"],
+        class: dpm::CLASS,
+        aliases: &["k_dpmpp_2m_sde", "dpmpp_2m_sde_gpu"],
+        adjust: flow_sigmas_sde,
+        build: build!(dpm::Dpm),
+    },
+];
+
+/// A sampler's name and what else it answers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SamplerName {
+    /// The name.
+    pub name: &'static str,
+    /// For which denoisers.
+    pub kind: Kind,
+    /// Class in diffusers.
+    pub class: &'static str,
+    /// Further names, without that class.
+    pub aliases: Vec<String>,
+}
+
+/// All samplers, those of discrete timesteps first.
+pub fn sampler_names() -> Vec<SamplerName> {
+    let mut names = Vec::new();
+    for row in ROWS {
+        for (spacing_idx, name) in row.names.iter().enumerate() {
+            names.push(SamplerName {
+                name,
+                kind: row.kind,
+                class: row.class,
+                aliases: row
+                    .aliases
+                    .iter()
+                    .map(|alias| format!("{alias}{}", SUFFIXES[spacing_idx].0.replace('-', "_")))
+                    .collect(),
+            });
+        }
+    }
+    names
+}
+
+/// What counts of a name.
+fn essence(name: &str) -> String {
+    let lower = name.to_lowercase().replace("++", "pp");
+    lower.chars().filter(|c| !" -_".contains(*c)).collect()
+}
+
+/// The one of `available` that `asked` means, whoever's name it is.
+pub fn find_sampler<'a>(asked: &str, available: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let available: Vec<&str> = available.into_iter().collect();
+    let asked = essence(asked);
+    if let Some(name) = available.iter().find(|name| essence(name) == asked) {
+        return Some(name);
+    }
+    let mut matching = sampler_names().into_iter().filter(|row| {
+        let is_alias = row.aliases.iter().any(|alias| essence(alias) == asked);
+        // A class means its first name.
+        let is_class = essence(row.class) == asked;
+        is_alias || is_class
+    });
+    matching.find_map(|row| available.iter().find(|name| **name == row.name).copied())
+}
+
+/// The sampler called `name`, exactly, with a checkpoint's settings; `None` if there is none.
+///
+/// # Errors
+/// [`SamplerError::Unsupported`] for a setting that would change the result and is not implemented, [`SamplerError::Invalid`] for
+/// numbers that make no schedule.
+pub fn build_sampler(
+    kind: Kind,
+    name: &str,
+    config: &SamplerConfig,
+) -> Option<Result<Box<dyn Sampler>, SamplerError>> {
+    ROWS.iter().filter(|row| row.kind == kind).find_map(|row| {
+        let spacing_idx = row.names.iter().position(|other| *other == name)?;
+        let solver = Solver {
+            class: row.class,
+            name: row.names[spacing_idx],
+        };
+        let mut config = config.clone();
+        (row.adjust)(&mut config);
+        if spacing_idx > 0 {
+            config.use_karras_sigmas = Some(spacing_idx == 1);
+            config.use_exponential_sigmas = Some(spacing_idx == 2);
+            config.use_beta_sigmas = Some(spacing_idx == 3);
+            config.use_lu_lambdas = Some(false);
+        }
+        Some((row.build)(solver, &config))
+    })
+}
+
+/// Name of the sampler that a checkpoint with a scheduler of this class asks for; `None` if nothing here carries it out.
+pub fn own_sampler(kind: Kind, class: &str, config: &SamplerConfig) -> Option<&'static str> {
+    let mut of_class = ROWS.iter().filter(|row| row.kind == kind && row.class == class);
+    // Its settings are to be those of the file: the row must change none.
+    let own = of_class.find(|row| {
+        let mut adjusted = config.clone();
+        (row.adjust)(&mut adjusted);
+        let algorithm = |config: &SamplerConfig| {
+            let name = config.algorithm_type.as_deref();
+            name.unwrap_or("dpmsolver++").to_owned()
+        };
+        algorithm(&adjusted) == algorithm(config) || row.class != dpm::CLASS
+    });
+    own.map(|row| row.names[0])
+}
+
+/// All names of a kind, in the order of the catalog.
+pub fn names_of(kind: Kind) -> impl Iterator<Item = &'static str> {
+    let rows = ROWS.iter().filter(move |row| row.kind == kind);
+    rows.flat_map(|row| row.names.iter().copied())
+}
