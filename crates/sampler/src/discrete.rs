@@ -30,9 +30,6 @@ pub(crate) struct Defaults {
 
 /// `beta_start`, `beta_end` and `beta_schedule` of most classes.
 pub(crate) const LINEAR_BETAS: (f64, f64, BetaSchedule) = (0.0001, 0.02, BetaSchedule::Linear);
-#[allow(dead_code)]
-/// Those of classes for models distilled from Stable Diffusion.
-pub(crate) const SCALED_BETAS: (f64, f64, BetaSchedule) = (0.00085, 0.012, BetaSchedule::ScaledLinear);
 
 /// The schedule of the training.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,7 +6,7 @@ use crate::{
     layout::LatentsShape,
     parts::{GuidanceRule, Temporal},
 };
-use denoised_sampler::{Ask, Sampler, Schedule};
+use denoised_sampler::{Ask, Sampler, Schedule, find_sampler};
 use denoised_types::{Failure, GenerateRequest, Resolved};
 
 impl DiffusionPipeline {
@@ -143,7 +143,10 @@ impl DiffusionPipeline {
     fn sampler_name<'a>(&'a self, request: &'a GenerateRequest) -> Result<&'a str, Failure> {
         let samplers = &self.parts.info.samplers;
         match (&request.sampler, &self.parts.foreign_scheduler) {
-            (Some(name), _) => Ok(name),
+            (Some(name), _) => {
+                let known = find_sampler(name, samplers.iter().map(String::as_str));
+                Ok(known.unwrap_or(name))
+            }
             (None, None) => Ok(samplers.first().map_or("", String::as_str)),
             (None, Some(class)) => Err(invalid(format!(
                 "this model's own scheduler {class} is not supported yet by this version; name a sampler: {}",
