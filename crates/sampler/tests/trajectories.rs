@@ -207,16 +207,16 @@ fn trajectories_are_diffusers() {
             ));
         }
     }
-    println!(
-        "{} cases, largest relative L2 error of latents: {worst:?}",
-        cases.len()
-    );
     assert!(
         failures.is_empty(),
-        "{} of {}:\n{}",
+        "{} of {} (largest errors of latents: {worst:?}):
+{}",
         failures.len(),
         cases.len(),
-        failures.join("\n")
+        failures.join(
+            "
+"
+        )
     );
 }
 
