@@ -33,17 +33,7 @@ impl ClipConfig {
     /// A value that is not carried out here, or a key that is unknown.
     pub(crate) fn read(config: &Config) -> Result<Self, ModelError> {
         config.only("model_type", &["clip_text_model".into()])?;
-        let activation = match config.str_or("hidden_act", "quick_gelu")? {
-            "quick_gelu" => Activation::QuickGelu,
-            "gelu" => Activation::GeluErf,
-            "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
-            "silu" | "swish" => Activation::Silu,
-            _ => {
-                return Err(config
-                    .wrong("hidden_act", "quick_gelu, gelu, gelu_new or silu")
-                    .into());
-            }
-        };
+        let activation = activation(config)?;
         let read = Self {
             vocab_size: config.usize_or("vocab_size", 49408)?,
             n_channels: config.usize_or("hidden_size", 512)?,
@@ -80,6 +70,19 @@ impl ClipConfig {
     }
 }
 
+/// What stands between the two products of a layer.
+pub(super) fn activation(config: &Config) -> Result<Activation, ModelError> {
+    match config.str_or("hidden_act", "quick_gelu")? {
+        "quick_gelu" => Ok(Activation::QuickGelu),
+        "gelu" => Ok(Activation::GeluErf),
+        "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "silu" | "swish" => Ok(Activation::Silu),
+        _ => Err(config
+            .wrong("hidden_act", "quick_gelu, gelu, gelu_new or silu")
+            .into()),
+    }
+}
+
 /// What a text becomes.
 #[derive(Clone, Debug)]
 pub(crate) struct ClipOutput {
@@ -107,8 +110,9 @@ pub(crate) struct ClipText {
     projection: Linear,
 }
 
+/// A layer of either encoder, of texts or of pictures.
 #[derive(Debug)]
-struct Layer {
+pub(super) struct Layer {
     norm1: LayerNorm,
     qkv: Linear,
     out: Linear,
@@ -134,22 +138,7 @@ impl ClipEncoder {
         let layers = (0..config.n_layers)
             .map(|layer_idx| {
                 let mut layer = text.at(format_args!("encoder.layers.{layer_idx}"));
-                let norm1 = LayerNorm::new(&mut layer.at("layer_norm1"), n, config.eps);
-                let mut attention = layer.at("self_attn");
-                let names = ["q_proj", "k_proj", "v_proj"];
-                let qkv = Linear::fused(&mut attention, &names, n, 3 * n, true);
-                let out = Linear::new(&mut attention.at("out_proj"), n, n);
-                let norm2 = LayerNorm::new(&mut layer.at("layer_norm2"), n, config.eps);
-                let names = ["fc1", "fc2"];
-                let mlp =
-                    FeedForward::named(&mut layer.at("mlp"), names, n, config.n_inner, config.activation);
-                Layer {
-                    norm1,
-                    qkv,
-                    out,
-                    norm2,
-                    mlp,
-                }
+                Layer::new(&mut layer, [n, config.n_inner], config.activation, config.eps)
             })
             .collect();
         Self {
@@ -179,7 +168,7 @@ impl ClipEncoder {
         let x = self.embed(ctx, ids)?;
         let n_layers = self.layers.len().saturating_sub(n_skipped);
         for layer in &self.layers[..n_layers] {
-            layer.forward(ctx, &x, self.n_heads)?;
+            layer.forward(ctx, &x, self.n_heads, true)?;
         }
         Ok(x)
     }
@@ -191,7 +180,7 @@ impl ClipEncoder {
     pub(crate) fn forward_pooled(&self, ctx: &Ctx<'_>, ids: &[u32]) -> Result<Tensor> {
         let x = self.embed(ctx, ids)?;
         for layer in &self.layers {
-            layer.forward(ctx, &x, self.n_heads)?;
+            layer.forward(ctx, &x, self.n_heads, true)?;
         }
         self.pool(ctx, &x, ids)
     }
@@ -251,7 +240,7 @@ impl ClipText {
             if layer_idx == taken_after {
                 tokens = Some(copy(ctx, &x)?);
             }
-            layer.forward(ctx, &x, *n_heads)?;
+            layer.forward(ctx, &x, *n_heads, true)?;
         }
         let last = self.encoder.pool(ctx, &x, ids)?;
         Ok(ClipOutput {
@@ -262,13 +251,37 @@ impl ClipText {
 }
 
 impl Layer {
+    /// Of `n` channels, `n_inner` within.
+    pub(super) fn new(
+        layer: &mut Scope<'_>,
+        [n, n_inner]: [usize; 2],
+        activation: Activation,
+        eps: f32,
+    ) -> Self {
+        let norm1 = LayerNorm::new(&mut layer.at("layer_norm1"), n, eps);
+        let mut attention = layer.at("self_attn");
+        let names = ["q_proj", "k_proj", "v_proj"];
+        let qkv = Linear::fused(&mut attention, &names, n, 3 * n, true);
+        let out = Linear::new(&mut attention.at("out_proj"), n, n);
+        let norm2 = LayerNorm::new(&mut layer.at("layer_norm2"), n, eps);
+        let names = ["fc1", "fc2"];
+        let mlp = FeedForward::named(&mut layer.at("mlp"), names, n, n_inner, activation);
+        Self {
+            norm1,
+            qkv,
+            out,
+            norm2,
+            mlp,
+        }
+    }
+
     /// In place.
-    fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, n_heads: usize) -> Result<()> {
+    pub(super) fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, n_heads: usize, is_causal: bool) -> Result<()> {
         let h = self.norm1.forward(ctx, x)?;
         let [q, k, v] = split(&self.qkv.forward(ctx, &h, After::default())?)?;
         let how = Attend {
             n_heads,
-            is_causal: true,
+            is_causal,
             bias: None,
         };
         let h = attend(ctx, &q, &k, &v, how)?;
@@ -278,7 +291,7 @@ impl Layer {
     }
 }
 
-fn upload_i32(ctx: &Ctx<'_>, values: impl Iterator<Item = u32>, dims: &[usize]) -> Result<Tensor> {
+pub(super) fn upload_i32(ctx: &Ctx<'_>, values: impl Iterator<Item = u32>, dims: &[usize]) -> Result<Tensor> {
     let bytes: Vec<u8> = values.flat_map(|value| (value as i32).to_le_bytes()).collect();
     ctx.backend.upload(&bytes, dims, DType::I32)
 }

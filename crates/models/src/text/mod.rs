@@ -3,6 +3,7 @@
 mod clip;
 mod t5;
 
+pub(crate) mod clip_vision;
 pub(crate) mod pictures;
 pub(crate) mod qwen;
 pub(crate) mod qwen_tokenizer;
