@@ -47,6 +47,15 @@ seeded.image
     The same call without latents given: the pipeline draws its own noise from
     `torch.Generator("cpu").manual_seed(seed)` (its own shape and order of draws, also for
     stochastic samplers).
+input.image[.1|.2..], input.mask
+    uint8 [h, w, 3] and [h, w]: what a case with a `task` (image-to-image, inpaint, edit,
+    image-to-video; also in reference.json) was given, as PIL pictures; a mask is 255 where to paint.
+    image-to-image and inpaint start from the picture, so these run with the seed both times:
+    `latents.init` is then the N(0, 1) noise that the pipeline drew for the latents (after the noise
+    that samples the picture's own latents), and `seeded.image` is `image`. Where the pipeline puts
+    the known part back behind each step (inpaint without extra channels), `latents.step_<k>` is
+    taken after that. The checkpoint's index names the text-to-image class unless the checkpoint is
+    one for the task alone (`saved_as_task`).
 
 Comparison is free-running: each step starts from the implementation's own latents. A batch of
 prompts counts as B requests stacked on dimension 0 (there seeded.image, whose noise is one draw for
@@ -59,10 +68,13 @@ import inspect
 import io
 import json
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
 import diffusers
+import numpy
+import PIL.Image
 import sentencepiece
 import tokenizers
 import torch
@@ -476,6 +488,9 @@ def build_model(config, model):
     scheduler = getattr(diffusers, scheduler_class)(**scheduler_options)
     builder = BUILDERS[config["family"]]
     pipe, spiece = builder(config, model, config.get("seed", 0), scheduler)
+    pipeline_class = task_pipeline(config)
+    if config.get("saved_as_task") and not isinstance(pipe, pipeline_class):
+        pipe = pipeline_class(**pipe.components, **config.get("options", {}))
     pipe.to(dtype=torch.float16)
     pipe.save_pretrained(model, safe_serialization=True)
     if config.get("slow_tokenizers"):  # As older repositories ship them: no tokenizer.json.
@@ -485,7 +500,74 @@ def build_model(config, model):
     if spiece:
         folder, spiece_bytes = spiece
         (model / folder / "spiece.model").write_bytes(spiece_bytes)
-    return type(pipe)
+    return pipeline_class or type(pipe)
+
+
+# ---- pictures that tasks begin with --------------------------------------------------------------
+
+TASK_PIPELINES = {
+    ("sd", "image-to-image"): "StableDiffusionImg2ImgPipeline",
+    ("sd", "inpaint"): "StableDiffusionInpaintPipeline",
+    ("sdxl", "image-to-image"): "StableDiffusionXLImg2ImgPipeline",
+    ("sdxl", "inpaint"): "StableDiffusionXLInpaintPipeline",
+    ("sd3", "image-to-image"): "StableDiffusion3Img2ImgPipeline",
+    ("sd3", "inpaint"): "StableDiffusion3InpaintPipeline",
+    ("flux", "image-to-image"): "FluxImg2ImgPipeline",
+    ("flux", "inpaint"): "FluxInpaintPipeline",
+    ("flux", "edit"): "FluxKontextPipeline",
+    ("flux2klein", "edit"): "Flux2KleinPipeline",
+    ("qwenimage", "image-to-image"): "QwenImageImg2ImgPipeline",
+    ("qwenimage", "inpaint"): "QwenImageInpaintPipeline",
+    ("qwenimage", "edit"): "QwenImageEditPipeline",
+    ("zimage", "image-to-image"): "ZImageImg2ImgPipeline",
+    ("wan", "image-to-video"): "WanImageToVideoPipeline",
+}
+
+
+def task_pipeline(config):
+    """The class that carries out the case's task; None for text to picture."""
+    if "task" not in config:
+        return None
+    key = (config["family"], config["task"])
+    if key not in TASK_PIPELINES:
+        known = ", ".join(" ".join(key) for key in TASK_PIPELINES)
+        raise SystemExit(f"no pipeline for {' '.join(key)}; there are {known}")
+    return getattr(diffusers, TASK_PIPELINES[key])
+
+
+def input_image(seed, height, width):
+    """A colourful picture with soft and with sharp places, uint8 [height, width, 3]."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand([1, 3, 5, 4], generator=generator)
+    size = (height, width)
+    soft = torch.nn.functional.interpolate(coarse, size=size, mode="bicubic", align_corners=False)
+    grain = torch.rand([1, 3, height, width], generator=generator)
+    picture = 0.85 * soft + 0.15 * grain
+    picture[..., height // 3 : height // 2, width // 4 : width // 2] = 1.0 - coarse[..., :1, :1]
+    return (picture[0].clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+
+
+def input_mask(height, width):
+    """White (paint) within an ellipse off the centre, with a soft rim, uint8 [height, width]."""
+    y = (torch.arange(height) + 0.5) / height - 0.55
+    x = (torch.arange(width) + 0.5) / width - 0.45
+    distance = (y[:, None] ** 2 / 0.09 + x[None] ** 2 / 0.06).sqrt()
+    return ((1.0 - 4.0 * (distance - 1.0)).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def task_inputs(config):
+    """(tensors to store, arguments of the call) of the case's pictures and mask."""
+    tensors, images = {}, []
+    for k, size in enumerate(config.get("images", [])):
+        image = input_image(SEED + k, *size)
+        tensors["input.image" + (f".{k}" if k else "")] = image
+        images.append(PIL.Image.fromarray(numpy.asarray(image)))
+    arguments = {"image": images[0] if len(images) == 1 else images} if images else {}
+    if "mask" in config:
+        mask = input_mask(*config["mask"])
+        tensors["input.mask"] = mask
+        arguments["mask_image"] = PIL.Image.fromarray(numpy.asarray(mask))
+    return tensors, arguments
 
 
 # ---- running and recording -----------------------------------------------------------------------
@@ -544,6 +626,27 @@ def spy_on_steps(pipe, tensors):
     return timesteps
 
 
+def spy_on_noise(pipe):
+    """Makes the pipeline's module record the noise that it draws; returns the growing list."""
+    drawn, module = [], sys.modules[type(pipe).__module__]
+    randn_tensor = module.randn_tensor
+
+    def recorded_randn_tensor(*args, **kwargs):
+        drawn.append(randn_tensor(*args, **kwargs))
+        return drawn[-1]
+
+    module.randn_tensor = recorded_randn_tensor
+    return drawn
+
+
+def in_shape_of_latents(pipe, noise, shape):
+    """Noise as the pipeline drew it in the layout of the case's latents."""
+    if list(noise.shape) != list(shape):
+        noise = noise.squeeze(1) if noise.dim() == 5 else noise
+        noise = pipe._pack_latents(noise, *noise.shape)
+    return noise.reshape(shape)
+
+
 def spy_on_encode_prompt(pipe, tensors):
     """Makes the pipeline, if it has encode_prompt, record every tensor that it returns."""
     encode_prompt = getattr(pipe, "encode_prompt", None)
@@ -597,6 +700,13 @@ def run(pipe, config):
         tensors.update(token_ids(pipe, prompts))
     info["call"] = resolved_call(call, parameters)
     info["seed"] = SEED
+    task = config.get("task")
+    if task:
+        info["task"] = task
+        inputs, arguments = task_inputs(config)
+        tensors.update(inputs)
+        call.update(arguments)
+    starts_from_image = task in ("image-to-image", "inpaint")
     shape = config.get("latents") or config["dit_latents"]
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float32)
     info["latents_shape"] = list(shape)
@@ -605,14 +715,26 @@ def run(pipe, config):
         tensors["latents.init"] = latents.clone()
         timesteps = spy_on_steps(pipe, tensors)
         spy_on_encode_prompt(pipe, tensors)
-        if "latents" in parameters:
+        if starts_from_image:
+            drawn = spy_on_noise(pipe)
+        elif "latents" in parameters:
             call["latents"] = latents.to(dtype)
+        if task == "inpaint":
+
+            def keep_latents(_pipe, k, _timestep, passed):
+                tensors[f"latents.step_{k}"] = passed["latents"].float().clone()
+                return {}
+
+            call["callback_on_step_end"] = keep_latents
         tensors["image"] = picture(pipe, family, call)
+        if starts_from_image:
+            noise = in_shape_of_latents(pipe, drawn[0], shape)
+            tensors["latents.init"] = noise
     info["timesteps"] = timesteps
     sigmas = getattr(pipe.scheduler, "sigmas", None)
     info["sigmas"] = None if sigmas is None else [float(sigma) for sigma in sigmas]
     for name, tensor in tensors.items():
-        tensors[name] = (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+        tensors[name] = (tensor.float() if tensor.is_floating_point() else tensor).contiguous().clone()
     return tensors, info
 
 
