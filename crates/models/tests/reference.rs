@@ -103,6 +103,26 @@ fn dit_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
+fn wan21_is_diffusers() {
+    check_case(&support::data("wan21-t2v"));
+}
+
+#[test]
+fn wan21_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("wan21-t2v"));
+}
+
+#[test]
+fn wan22_is_diffusers() {
+    check_case(&support::data("wan22-t2v"));
+}
+
+#[test]
+fn wan22_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("wan22-t2v"));
+}
+
+#[test]
 fn further_cases_are_diffusers() {
     let folders = std::env::var("DENOISED_REFERENCE_CASES").unwrap_or_default();
     for folder in folders.split(':').filter(|folder| !folder.is_empty()) {

@@ -19,6 +19,7 @@ pub(crate) use pixart::{Pixart, PixartConfig};
 #[allow(unused_imports, reason = "awaits its family")]
 pub(crate) use qwen_image::{QwenImage, QwenImageConfig};
 pub(crate) use unet::{Unet, UnetConfig};
+pub(crate) use wan::{Wan, WanConfig};
 
 use crate::conditioning::Conditioning;
 use denoised_nn::{Ctx, Result};

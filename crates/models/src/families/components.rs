@@ -11,7 +11,10 @@ use crate::{
         CLIP_UNREAD_NAMES, ClipConfig, ClipEncoder, ClipText, ClipTokenizer, Fitted, T5Config, T5Encoder,
         T5Tokenizer,
     },
-    vae::{Decoder, Encoder, KL_UNREAD_NAMES, KlConfig, KlDecoder, KlEncoder},
+    vae::{
+        CausalConfig, CausalDecoder, CausalEncoder, Decoder, Encoder, KL_UNREAD_NAMES, KlConfig, KlDecoder,
+        KlEncoder,
+    },
 };
 use denoised_checkpoint::{Config, Folder, Weights};
 use denoised_nn::{Ctx, Declare, Result, Scope};
@@ -187,6 +190,18 @@ impl Loading {
         Autoencoder {
             encoder,
             decoder: Box::new(KlDecoder::new(&mut self.at("vae"), config)),
+        }
+    }
+
+    /// Both halves of an autoencoder of frames, the first if the files have it.
+    pub(super) fn causal(&mut self, config: &CausalConfig) -> Autoencoder {
+        let mut scope = self.at("vae");
+        let decoder = CausalDecoder::new(&mut scope, config);
+        let encoder =
+            CausalEncoder::is_stored(&scope).then(|| Box::new(CausalEncoder::new(&mut scope, config)) as _);
+        Autoencoder {
+            encoder,
+            decoder: Box::new(decoder),
         }
     }
 

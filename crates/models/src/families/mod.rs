@@ -7,6 +7,7 @@ mod schedulers;
 mod sd;
 mod sd3;
 mod sdxl;
+mod wan;
 
 use crate::{ModelError, diffusion::DiffusionModel, parts::Opened, pipeline::Model};
 use denoised_checkpoint::Folder;
@@ -60,6 +61,14 @@ const FAMILIES: &[Family] = &[
     Family {
         pipeline_class: "StableDiffusion3Pipeline",
         open: sd3::open,
+    },
+    Family {
+        pipeline_class: "WanPipeline",
+        open: wan::open,
+    },
+    Family {
+        pipeline_class: "WanImageToVideoPipeline",
+        open: wan::open_image_to_video,
     },
 ];
 
