@@ -72,6 +72,20 @@ impl Chat {
         text
     }
 
+    /// Refuses a text in which not just the `n_tokens` of its pictures have the id `pad`: the prompt itself holds that token.
+    ///
+    /// # Errors
+    /// In words.
+    pub(crate) fn check_pictures(ids: &[u32], pad: u32, n_tokens: usize) -> Result<(), String> {
+        let n_places = ids.iter().filter(|id| **id == pad).count();
+        if n_places == n_tokens {
+            return Ok(());
+        }
+        Err(format!(
+            "the prompt holds {IMAGE_PAD}, which stands for pictures and cannot be written"
+        ))
+    }
+
     /// Refuses a tokenizer that lacks the tokens of the templates.
     ///
     /// # Errors
@@ -180,6 +194,13 @@ mod tests {
             }
             assert_eq!(chat.n_dropped as u64, row["n_dropped"], "{name}");
         }
+    }
+
+    #[test]
+    fn a_prompt_cannot_hold_tokens_of_pictures() {
+        assert_eq!(Chat::check_pictures(&[3, 9, 9, 4], 9, 2), Ok(()));
+        let problem = Chat::check_pictures(&[3, 9, 9, 9], 9, 2).expect_err("one too many");
+        assert!(problem.contains(IMAGE_PAD));
     }
 
     #[test]
