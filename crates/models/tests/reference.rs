@@ -93,6 +93,16 @@ fn emoji_dit_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
+fn qwen_image_is_diffusers() {
+    check_case(&support::data("qwen-image"));
+}
+
+#[test]
+fn qwen_image_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("qwen-image"));
+}
+
+#[test]
 fn dit_is_diffusers() {
     check_case(&support::data("dit"));
 }

@@ -16,7 +16,6 @@ mod patches;
 pub(crate) use dit::{ClassTables, Dit, DitConfig};
 pub(crate) use mmdit::{Mmdit, MmditConfig};
 pub(crate) use pixart::{Pixart, PixartConfig};
-#[allow(unused_imports, reason = "awaits its family")]
 pub(crate) use qwen_image::{QwenImage, QwenImageConfig};
 pub(crate) use unet::{Unet, UnetConfig};
 pub(crate) use wan::{Wan, WanConfig};

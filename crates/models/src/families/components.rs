@@ -9,11 +9,11 @@ use crate::{
     parts::{Opened, Parts},
     text::{
         CLIP_UNREAD_NAMES, ClipConfig, ClipEncoder, ClipText, ClipTokenizer, Fitted, T5Config, T5Encoder,
-        T5Tokenizer,
+        T5Tokenizer, qwen_tokenizer::QwenTokenizer,
     },
     vae::{
-        CausalConfig, CausalDecoder, CausalEncoder, Decoder, Encoder, KL_UNREAD_NAMES, KlConfig, KlDecoder,
-        KlEncoder,
+        CAUSAL_ENCODER_NAMES, CAUSAL_TIME_NAMES, CausalConfig, CausalDecoder, CausalEncoder, Decoder,
+        Encoder, KL_UNREAD_NAMES, KlConfig, KlDecoder, KlEncoder,
     },
 };
 use denoised_checkpoint::{Config, Folder, Weights};
@@ -23,6 +23,7 @@ use denoised_types::ModelInfo;
 
 const CLIP_TOKENIZERS: [&str; 2] = ["CLIPTokenizer", "CLIPTokenizerFast"];
 const T5_TOKENIZERS: [&str; 2] = ["T5Tokenizer", "T5TokenizerFast"];
+const QWEN_TOKENIZERS: [&str; 2] = ["Qwen2Tokenizer", "Qwen2TokenizerFast"];
 
 /// The configuration of `component`, whose class must be one of `classes`; `role` is what it is for, in messages.
 pub(super) fn config(
@@ -53,6 +54,15 @@ pub(super) fn clip_tokenizer(
 pub(super) fn t5_tokenizer(folder: &Folder, component: &str) -> std::result::Result<T5Tokenizer, ModelError> {
     expect_class(folder, component, "tokenizer", &T5_TOKENIZERS)?;
     T5Tokenizer::open(folder, component)
+}
+
+/// Qwen's tokenizer in the folder `component`.
+pub(super) fn qwen_tokenizer(
+    folder: &Folder,
+    component: &str,
+) -> std::result::Result<QwenTokenizer, ModelError> {
+    expect_class(folder, component, "tokenizer", &QWEN_TOKENIZERS)?;
+    QwenTokenizer::open(folder, component)
 }
 
 /// Components that do not fit each other.
@@ -193,8 +203,15 @@ impl Loading {
         }
     }
 
+    /// Both halves of an `AutoencoderKLQwenImage`, the first if the files have it.
+    pub(super) fn qwen_image_vae(&mut self, config: &CausalConfig) -> Autoencoder {
+        self.unread.extend(CAUSAL_TIME_NAMES.map(str::to_owned));
+        self.causal(config)
+    }
+
     /// Both halves of an autoencoder of frames, the first if the files have it.
     pub(super) fn causal(&mut self, config: &CausalConfig) -> Autoencoder {
+        self.ignore("vae", CAUSAL_ENCODER_NAMES);
         let mut scope = self.at("vae");
         let decoder = CausalDecoder::new(&mut scope, config);
         let encoder =

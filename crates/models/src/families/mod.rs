@@ -3,6 +3,7 @@
 mod components;
 mod dit;
 mod pixart;
+mod qwen_image;
 mod schedulers;
 mod sd;
 mod sd3;
@@ -33,6 +34,18 @@ const FAMILIES: &[Family] = &[
     Family {
         pipeline_class: "PixArtSigmaPipeline",
         open: pixart::open_sigma,
+    },
+    Family {
+        pipeline_class: "QwenImagePipeline",
+        open: qwen_image::open,
+    },
+    Family {
+        pipeline_class: "QwenImageEditPipeline",
+        open: qwen_image::open_edit,
+    },
+    Family {
+        pipeline_class: "QwenImageEditPlusPipeline",
+        open: qwen_image::open_edit_plus,
     },
     Family {
         pipeline_class: "StableDiffusionPipeline",

@@ -245,6 +245,19 @@ impl QwenVision {
     /// Its tensors' names, for a text encoder that is shown no pictures; an entry ends with `*` for any text.
     pub(crate) const NAMES: [&'static str; 2] = ["visual.*", "model.visual.*"];
 
+    /// A picture to be put into a text. Its sides are multiples of a token's.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn see(&self, ctx: &Ctx<'_>, pixels: &Pixels) -> Result<Seen> {
+        let side = self.config.patch * self.config.merge;
+        Ok(Seen {
+            tokens: self.forward(ctx, pixels)?,
+            rows: pixels.height / side,
+            columns: pixels.width / side,
+        })
+    }
+
     /// The tokens of a picture, row by row, as `[1, tokens, n_out]`. Its sides are multiples of a token's.
     ///
     /// # Errors

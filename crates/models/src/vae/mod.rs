@@ -7,11 +7,9 @@ mod flux2;
 mod kl;
 mod kl_encoder;
 
-#[allow(unused_imports, reason = "awaits its family")]
 pub(crate) use causal_coder::{
     CausalDecoder, CausalEncoder, ENCODER_NAMES as CAUSAL_ENCODER_NAMES, TIME_NAMES as CAUSAL_TIME_NAMES,
 };
-#[allow(unused_imports, reason = "awaits its family")]
 pub(crate) use causal_config::CausalConfig;
 #[allow(unused_imports, reason = "awaits its family")]
 pub(crate) use flux2::{Flux2Decoder, Flux2Encoder, Flux2VaeConfig, UNREAD_NAMES as FLUX2_UNREAD_NAMES};
