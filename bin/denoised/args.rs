@@ -87,7 +87,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Make pictures from prompts
     #[command(after_long_help = format!("{MODES_HELP}\n\n{GENERATE_HELP}\n\n{EXIT_CODES}"))]
-    Generate(GenerateArgs),
+    Generate(Box<GenerateArgs>),
     /// Compare a model with a stored reference case, tensor by tensor
     #[command(after_long_help = format!("{MODES_HELP}\n\n{VERIFY_HELP}\n\n{EXIT_CODES}"))]
     Verify(VerifyArgs),
@@ -190,9 +190,9 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) prompts: Option<PathBuf>,
 
-    /// PNG file to write; `-` is standard output (one picture only)
-    #[arg(short, long, value_name = "FILE", default_value = "out.png")]
-    pub(crate) output: PathBuf,
+    /// File to write: PNG, for videos animated WebP; `-` is standard output (one only) [default: out.png, for videos out.webp]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 
     /// Folder of the checkpoint, or `emoji-dit` or `emoji-unet`, which come along [default: emoji-dit]
     #[arg(long, value_name = "DIR")]
@@ -221,6 +221,46 @@ pub(crate) struct GenerateArgs {
     /// Pictures per prompt; picture i uses seed S + i
     #[arg(long = "n", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_IMAGES as i64))]
     pub(crate) n_images: u32,
+
+    /// Picture to start from, to edit or to animate, as the model does; several for models that edit several
+    #[arg(long = "image", value_name = "FILE")]
+    pub(crate) images: Vec<PathBuf>,
+
+    /// Repaint the picture where this one, of the same size, is bright
+    #[arg(long, value_name = "FILE", requires = "images")]
+    pub(crate) mask: Option<PathBuf>,
+
+    /// How much of the picture is given up: 1 all, 0.3 little [default: 0.8, with a mask 1]
+    #[arg(long, value_name = "S", value_parser = parse_strength, requires = "images")]
+    pub(crate) strength: Option<f32>,
+
+    /// Frames of a video [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) frames: Option<u32>,
+
+    /// Frames per second of a video's file [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=240))]
+    pub(crate) fps: Option<u32>,
+
+    /// Guidance scale of the second denoiser, of models that have two [default: as --guidance]
+    #[arg(long, value_name = "G", value_parser = parse_guidance, allow_negative_numbers = true)]
+    pub(crate) guidance_2: Option<f32>,
+
+    /// Guidance by the negative prompt beside --guidance, of models that take that one as an input; twice the time above 1
+    #[arg(long, value_name = "G", value_parser = parse_guidance, allow_negative_numbers = true)]
+    pub(crate) true_guidance: Option<f32>,
+
+    /// Noise levels in place of the sampler's own, falling, one per step: 1.0,0.6,0.2
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) sigmas: Vec<f32>,
+
+    /// Longest text in tokens, of models where it can be chosen [default: the model's]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_sequence_length: Option<u32>,
+
+    /// CLIP layers left out beyond the model's own choice
+    #[arg(long, value_name = "N")]
+    pub(crate) clip_skip: Option<u32>,
 
     /// Sampler, such as `flow-euler` [default: the model's]
     #[arg(long, value_name = "NAME")]
@@ -340,6 +380,14 @@ fn parse_guidance(text: &str) -> Result<f32, String> {
     }
 }
 
+fn parse_strength(text: &str) -> Result<f32, String> {
+    let strength: f32 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    match strength > 0.0 && strength <= 1.0 {
+        true => Ok(strength),
+        false => Err("expected a number above 0 and at most 1".to_owned()),
+    }
+}
+
 fn parse_size(text: &str) -> Result<(u32, u32), String> {
     let side = |text: &str| text.trim().parse::<u32>().ok().filter(|&side| side > 0);
     let (width, height) = text
@@ -359,7 +407,7 @@ mod tests {
     fn generate(args: &[&str]) -> Result<GenerateArgs, clap::Error> {
         let cli = Cli::try_parse_from(["denoised", "generate"].iter().chain(args))?;
         match cli.command {
-            Command::Generate(args) => Ok(args),
+            Command::Generate(args) => Ok(*args),
             _ => unreachable!("the subcommand is given above"),
         }
     }

@@ -6,14 +6,15 @@ use crate::output::{Target, say, write_stdout};
 use crate::png_file::{self, Parameters};
 use crate::profile::{self, Recording};
 use crate::progress::Progress;
-use crate::{interrupt, model_folder, prompts, world};
+use crate::{interrupt, model_folder, picture_file, prompts, video_file, world};
 use denoised_engine::{
     Engine, EngineHandle, EngineOptions, Output, RequestEvent, RequestHandle, SubmitOptions, policy,
 };
-use denoised_types::{Failure, FailureCode, GenerateRequest, WorkerDevice};
+use denoised_types::{Failure, FailureCode, GenerateRequest, Image, Mask, WorkerDevice};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A person who waits longer for a picture can still be waiting for it: Ctrl-C is the way out.
@@ -22,6 +23,8 @@ const DEADLINE: Duration = Duration::from_secs(7 * 24 * 3600);
 const CLOSE_BUDGET: Duration = Duration::from_secs(10);
 /// How long after Ctrl-C the pictures that are being computed may take to stop: a worker that is stopped or hung never says so.
 const CANCEL_LIMIT: Duration = Duration::from_secs(3);
+/// Frames per second where neither the model nor anybody names them.
+const DEFAULT_FPS: u32 = 16;
 /// How often waiting looks at Ctrl-C and at all pictures.
 const TURN: Duration = Duration::from_millis(50);
 
@@ -39,14 +42,22 @@ struct Picture {
 /// The first that stopped it, or [`Error::Pictures`] if pictures failed.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
     let (pictures, seed_is_random) = pictures_of(args)?;
-    if args.json && args.output.as_os_str() == "-" {
+    if args.json
+        && args
+            .output
+            .as_ref()
+            .is_some_and(|output| output.as_os_str() == "-")
+    {
         return Err(Error::usage(
             "-o - and --json both write to standard output; name a file",
         ));
     }
     let model = model_folder::choose(args.model.as_deref())?;
     let seeds: Vec<u64> = pictures.iter().map(|picture| picture.seed).collect();
-    let target = Target::new(&args.output, &seeds)?;
+    let inputs = Inputs::read(args)?;
+    // Known before any work where it is named; what is made by default depends on the model.
+    let named = args.output.as_deref().map(|output| Target::new(output, &seeds));
+    let named = named.transpose()?;
 
     profile::check(args.profile.as_deref())?;
 
@@ -58,7 +69,10 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         progress.suspend(|| say(&format!("device {shown}")));
     }
     let devices = world.devices;
-    let family = world.model.map(|model| model.family).unwrap_or_default();
+    let model_info = world.model.unwrap_or_default();
+    let target = target(named, model_info.video.is_some(), args.frames, &seeds).inspect_err(|_| {
+        executor.shutdown(CLOSE_BUDGET);
+    })?;
     let options = EngineOptions {
         default_deadline: DEADLINE,
         ..EngineOptions::default()
@@ -79,7 +93,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         engine: &engine,
         target: &target,
         progress: &progress,
-        family,
+        inputs,
+        family: model_info.family,
+        fps: args.fps.or(model_info.video.map(|video| video.fps)),
         devices,
         model_name: model_folder::name_of(&model),
         seed_is_random,
@@ -104,6 +120,50 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
         CLOSE_BUDGET
     });
     outcome
+}
+
+/// Pictures that all requests bring.
+struct Inputs {
+    images: Vec<Image>,
+    mask: Option<Mask>,
+}
+
+impl Inputs {
+    fn read(args: &GenerateArgs) -> Result<Self, Error> {
+        let max = GenerateRequest::MAX_IMAGES;
+        if args.images.len() > max {
+            let n = args.images.len();
+            return Err(Error::usage(format!(
+                "--image is given {n} times, at most {max} are possible"
+            )));
+        }
+        let images = args.images.iter().map(|path| picture_file::read_image(path));
+        Ok(Self {
+            images: images.collect::<Result<_, _>>()?,
+            mask: args.mask.as_deref().map(picture_file::read_mask).transpose()?,
+        })
+    }
+}
+
+/// Where results go: as was named, else as fits what the model makes.
+fn target(
+    named: Option<Target>,
+    is_video: bool,
+    n_frames: Option<u32>,
+    seeds: &[u64],
+) -> Result<Target, Error> {
+    let is_still = !is_video || n_frames == Some(1);
+    let target = match named {
+        Some(target) => target,
+        None => Target::new(Path::new(if is_still { "out.png" } else { "out.webp" }), seeds)?,
+    };
+    match (is_still, target.is_webp()) {
+        (true, Some(true)) => Err(Error::usage("pictures are written as PNG: name the file .png")),
+        (false, Some(false)) => Err(Error::usage(
+            "videos are written as animated WebP: name the file .webp",
+        )),
+        _ => Ok(target),
+    }
 }
 
 /// All pictures in order, and whether their seed was drawn here.
@@ -179,7 +239,10 @@ struct Session<'a> {
     engine: &'a EngineHandle,
     target: &'a Target,
     progress: &'a Progress,
+    inputs: Inputs,
     family: String,
+    /// Frames per second of files of videos.
+    fps: Option<u32>,
     /// By rank.
     devices: Vec<WorkerDevice>,
     model_name: String,
@@ -280,8 +343,17 @@ impl Session<'_> {
             height: args.size.map(|(_, height)| height),
             n_steps: args.steps,
             guidance: args.guidance,
+            guidance_2: args.guidance_2,
+            true_guidance: args.true_guidance,
             seed: picture.seed,
+            n_frames: args.frames,
             sampler: args.sampler.clone(),
+            sigmas: args.sigmas.clone(),
+            max_sequence_length: args.max_sequence_length,
+            clip_skip: args.clip_skip,
+            images: self.inputs.images.clone(),
+            mask: self.inputs.mask.clone(),
+            strength: args.strength,
             ..GenerateRequest::new(picture.prompt.clone())
         }
     }
@@ -340,7 +412,13 @@ impl Session<'_> {
             family: &self.family,
             model_name: &self.model_name,
         };
-        let bytes = png_file::encode(output.size(), output.rgb(), &parameters).map_err(|cause| {
+        let bytes = match output.n_frames() {
+            1 => {
+                png_file::encode(output.size(), output.rgb(), &parameters).map_err(|cause| cause.to_string())
+            }
+            n => video_file::encode(output.size(), n, self.fps.unwrap_or(DEFAULT_FPS), output.rgb()),
+        };
+        let bytes = bytes.map_err(|cause| {
             Failure::new(
                 FailureCode::Internal,
                 format!("cannot encode the picture: {cause}"),
@@ -363,6 +441,7 @@ impl Session<'_> {
                 "seed": resolved.seed,
                 "width": resolved.width,
                 "height": resolved.height,
+                "frames": resolved.n_frames,
                 "steps": resolved.n_steps,
                 "guidance": resolved.guidance,
                 "sampler": resolved.sampler,

@@ -10,6 +10,7 @@ mod bench_memory;
 mod bench_step;
 mod generate;
 mod verify;
+mod video_file;
 
 mod case;
 mod case_call;
@@ -18,6 +19,7 @@ mod tensor_file;
 
 mod model_folder;
 mod output;
+mod picture_file;
 mod png_file;
 mod prompts;
 

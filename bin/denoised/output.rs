@@ -53,6 +53,13 @@ impl Target {
         }
     }
 
+    /// Whether the names are those of WebP files; `None` if they do not say.
+    pub(crate) fn is_webp(&self) -> Option<bool> {
+        let extension = self.file(0)?.extension()?.to_str()?;
+        let is = |name: &str| extension.eq_ignore_ascii_case(name);
+        (is("webp") || is("png")).then(|| is("webp"))
+    }
+
     /// Writes picture `image_idx`.
     ///
     /// # Errors
@@ -73,10 +80,11 @@ fn file_names(pattern: &Path, seeds: &[u64]) -> Result<Vec<PathBuf>, Error> {
     let stem_and_extension = name.rsplit_once('.').filter(|(stem, _)| !stem.is_empty());
     if let Some((_, extension)) = stem_and_extension
         && !extension.eq_ignore_ascii_case("png")
+        && !extension.eq_ignore_ascii_case("webp")
         && !extension.contains('}')
     {
         return Err(Error::usage(format!(
-            "-o {shown}: pictures are written as PNG; name it .png"
+            "-o {shown}: pictures are written as PNG and videos as animated WebP; name it .png or .webp"
         )));
     }
     let has_place = name.contains("{index}") || name.contains("{seed}");
