@@ -16,12 +16,18 @@ use crate::{
     denoiser::{Wan, WanConfig},
     layout::TensorLayout,
     parts::{Channels, Experts, GuidanceRule, LatentsLayout, Opened, Parts, Tasks, Temporal},
-    text::{T5Config, T5Encoder, T5Tokenizer, clean::clean_wan},
+    text::{
+        T5Config, T5Encoder, T5Tokenizer,
+        clean::clean_wan,
+        clip_vision::{ClipVision, ClipVisionConfig},
+        pictures::ClipPictures,
+    },
     vae::CausalConfig,
 };
 use denoised_checkpoint::Folder;
 use denoised_nn::{Ctx, Result};
 use denoised_sampler::{FlowSigmas, Mu};
+use denoised_tensor::TensorError;
 use denoised_types::{Image, ModelInfo, NamedTensor, VideoInfo};
 
 const DEFAULT_N_STEPS: u32 = 50;
@@ -35,6 +41,8 @@ const FPS_2: u32 = 24;
 const TEXT_LENGTH: (u32, u32) = (512, 512);
 /// Channels that say which frames are given.
 const N_MASK: usize = 4;
+/// Which hidden state of the image encoder counts: the penultimate.
+const N_SKIPPED_LAYERS: usize = 1;
 
 /// Opens `WanPipeline`.
 pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
@@ -69,6 +77,29 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
     let t5 = components::config(folder, "text_encoder", "text encoder", &["UMT5EncoderModel"])?;
     let t5 = T5Config::read(&t5)?;
     let tokenizer = components::t5_tokenizer(folder, "tokenizer")?;
+    let vision = match wan.n_image {
+        None => None,
+        Some(_) if !needs_image => {
+            let problem = "the transformer takes tokens of a picture, the pipeline has none".to_owned();
+            return Err(components::unfit(folder, problem));
+        }
+        Some(n_image) => {
+            let role = "image encoder";
+            let config = components::config(folder, "image_encoder", role, &["CLIPVisionModel"])?;
+            let config = ClipVisionConfig::read(&config)?;
+            let n_made = ("channels of the image encoder:", config.n_channels);
+            expect_equal(folder, n_made, ("the transformer takes", n_image))?;
+            let pictures = ClipPictures::open(folder, "image_processor")?;
+            if pictures.out_size() != Some((config.side, config.side)) {
+                let side = config.side;
+                let problem = format!(
+                    "the image encoder takes pictures of {side}x{side}, image_processor makes others"
+                );
+                return Err(components::unfit(folder, problem));
+            }
+            Some((pictures, config))
+        }
+    };
     let channels = match needs_image && !has_frame_timesteps {
         true => Channels::FirstFrame,
         false => Channels::None,
@@ -92,15 +123,12 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
         expect_equal(folder, n_seen, ("the transformer takes", config.c_in))?;
         let n_text = ("channels of the text encoder:", t5.n_channels);
         expect_equal(folder, n_text, ("the transformer takes", config.n_text))?;
-        expect_equal(
-            folder,
-            ("patches of the transformer:", wan.patch),
-            ("of the other", config.patch),
-        )?;
+        let patch = ("patches of the transformer:", wan.patch);
+        expect_equal(folder, patch, ("of the other", config.patch))?;
+        let n_image = ("channels of a picture's tokens:", wan.n_image.unwrap_or(0));
+        expect_equal(folder, n_image, ("of the other", config.n_image.unwrap_or(0)))?;
     }
 
-    let mut names = vec!["transformer", "vae", "text_encoder"];
-    names.extend(wan_2.as_ref().map(|_| "transformer_2"));
     let Samplers {
         samplers,
         foreign_scheduler,
@@ -113,6 +141,7 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
     let (factor, step) = (vae.factor(), vae.temporal_factor());
     let mut names = vec!["transformer", "vae", "text_encoder"];
     names.extend(wan_2.as_ref().map(|_| "transformer_2"));
+    names.extend(vision.as_ref().map(|_| "image_encoder"));
     let mut loading = Loading::open(folder, &names)?;
     let mut denoisers = Experts::one(denoiser(&mut loading, "transformer", wan));
     if let Some((ratio, config)) = wan_2 {
@@ -125,6 +154,14 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
     let conditioner = WanConditioner {
         tokenizer,
         encoder: loading.t5("text_encoder", t5),
+        vision: vision.map(|(pictures, config)| {
+            loading.ignore(
+                "image_encoder",
+                ClipVision::unread_names(&config, N_SKIPPED_LAYERS),
+            );
+            let mut scope = loading.at("image_encoder");
+            (pictures, ClipVision::new(&mut scope, config, N_SKIPPED_LAYERS))
+        }),
     };
     let autoencoder = loading.causal(&vae);
     if needs_image && autoencoder.encoder.is_none() {
@@ -180,11 +217,16 @@ fn denoiser(loading: &mut Loading, component: &str, config: WanConfig) -> Wan {
     Wan::new(&mut loading.at(component), config)
 }
 
-/// The text side.
+fn too_narrow(image: &Image) -> String {
+    format!("a picture of {}x{} is too narrow", image.width, image.height)
+}
+
+/// The text side, and what a picture is told by beside its latents.
 #[derive(Debug)]
 struct WanConditioner {
     tokenizer: T5Tokenizer,
     encoder: T5Encoder,
+    vision: Option<(ClipPictures, ClipVision)>,
 }
 
 impl Conditioner for WanConditioner {
@@ -193,8 +235,13 @@ impl Conditioner for WanConditioner {
         text: &str,
         what: &str,
         options: TextOptions,
-        _: &[Image],
+        images: &[Image],
     ) -> std::result::Result<Tokenized, String> {
+        if let (Some((pictures, _)), Some(image)) = (&self.vision, images.first())
+            && !pictures.takes(image)
+        {
+            return Err(too_narrow(image));
+        }
         let mut tokenized = Tokenized::default();
         let n_tokens = options.max_sequence_length;
         let cleaned = self.tokenizer.encode(&clean_wan(text));
@@ -214,9 +261,22 @@ impl Conditioner for WanConditioner {
 
     fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, args: &EncodeArgs<'_>) -> Result<Conditioning> {
         let tokens = self.encoder.forward(ctx, &text.fitted[0])?;
+        let image_tokens = match (&self.vision, args.images.first()) {
+            (Some((pictures, vision)), Some(image)) => {
+                let pixels = pictures.apply(image).ok_or_else(|| TensorError::Operand {
+                    op: "wan",
+                    detail: too_narrow(image),
+                })?;
+                Some(vision.forward(ctx, &pixels)?)
+            }
+            _ => None,
+        };
         let n_missing = args.options.max_sequence_length - tokens.dim(1);
         if n_missing == 0 {
-            return Ok(Conditioning::of_tokens(tokens));
+            return Ok(Conditioning {
+                image_tokens,
+                ..Conditioning::of_tokens(tokens)
+            });
         }
         // One token of zeros stands for all of them.
         let padded = ctx.alloc(&[1, tokens.dim(1) + 1, tokens.dim(2)])?;
@@ -224,6 +284,7 @@ impl Conditioner for WanConditioner {
         ctx.backend.copy(&tokens, &padded.narrow(1, 0, tokens.dim(1))?)?;
         Ok(Conditioning {
             n_last_repeats: n_missing,
+            image_tokens,
             ..Conditioning::of_tokens(padded)
         })
     }

@@ -339,8 +339,8 @@ impl ClipPictures {
         })
     }
 
-    /// The numbers of a picture; `None` if it is so narrow that no picture of a sensible size comes out.
-    pub(crate) fn apply(&self, image: &Image) -> Option<Pixels> {
+    /// Width and height before the cut; `None` if it is so narrow that no picture of a sensible size comes out.
+    fn resized_size(&self, image: &Image) -> Option<(u64, u64)> {
         const MAX_SIDE: u64 = 1 << 16;
         let (width, height) = match self.size {
             ClipSize::Both(width, height) => (width as u64, height as u64),
@@ -358,9 +358,17 @@ impl ClipPictures {
                 }
             }
         };
-        if width.max(height) > MAX_SIDE {
-            return None;
-        }
+        (width.max(height) <= MAX_SIDE).then_some((width, height))
+    }
+
+    /// Whether there are numbers of a picture.
+    pub(crate) fn takes(&self, image: &Image) -> bool {
+        self.resized_size(image).is_some()
+    }
+
+    /// The numbers of a picture; `None` if it is so narrow that no picture of a sensible size comes out.
+    pub(crate) fn apply(&self, image: &Image) -> Option<Pixels> {
+        let (width, height) = self.resized_size(image)?;
         let image = resized_image(image, width as u32, height as u32, Filter::Bicubic);
         let (width, height) = (width as usize, height as usize);
         let Some((crop_width, crop_height)) = self.crop else {
