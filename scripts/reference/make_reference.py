@@ -80,6 +80,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 SEED = 1234
 PROMPT = "A red fox, sitting on the green grass (photo, 4k) - it's 7 o'clock!"
@@ -324,6 +325,7 @@ def build_sdxl(config, model, seed, scheduler):
         unet=randomise(diffusers.UNet2DConditionModel(**config["unet"]), seed + 2),
         scheduler=scheduler,
         add_watermarker=False,
+        **config.get("options", {}),
     )
     return pipe, None
 
@@ -437,7 +439,14 @@ def build_qwenimage(config, model, seed, scheduler):
         )
     )
     transformer = diffusers.QwenImageTransformer2DModel(**config["transformer"])
-    pipe = diffusers.QwenImagePipeline(
+    pipeline_class, processor = diffusers.QwenImagePipeline, {}
+    if config.get("task") == "edit":
+        pipeline_class, processor = diffusers.QwenImageEditPipeline, dict(processor=None)
+        folder = model / "processor"
+        Qwen2VLImageProcessorPil(**config["processor"]).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    pipe = pipeline_class(
+        **processor,
         scheduler=scheduler,
         vae=randomise(diffusers.AutoencoderKLQwenImage(**config["vae"]), seed + 3),
         text_encoder=randomise(text_encoder, seed + 1),
@@ -447,6 +456,27 @@ def build_qwenimage(config, model, seed, scheduler):
     return pipe, None
 
 
+class PictureProcessor:
+    """What transformers' Qwen2VLProcessor does for texts with pictures. The class itself insists on a
+    processor of videos, which needs torchvision, and with that would resize by other means."""
+
+    def __init__(self, folder):
+        self.image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def __call__(self, text, images, padding, return_tensors):
+        pixels = self.image_processor(images=images, return_tensors=return_tensors)
+        n_tokens = (pixels["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
+        texts, taken = [], iter(n_tokens)
+        for one in text:
+            parts = one.split("<|image_pad|>")
+            texts.append(parts[0])
+            for part in parts[1:]:
+                texts[-1] += "<|image_pad|>" * next(taken) + part
+        ids = self.tokenizer(texts, padding=padding, return_tensors=return_tensors)
+        return transformers.BatchFeature({**ids, **pixels})
+
+
 def build_wan(config, model, seed, scheduler):
     tokenizer, spiece_bytes, vocab_size = t5_tokenizer(512)
     second = {}
@@ -454,8 +484,21 @@ def build_wan(config, model, seed, scheduler):
         transformer_2 = diffusers.WanTransformer3DModel(**config["transformer_2"])
         second["transformer_2"] = randomise(transformer_2, seed + 6)
         second["boundary_ratio"] = config["boundary_ratio"]
+    if config.get("expand_timesteps"):
+        second["expand_timesteps"] = True
+    pipeline_class = diffusers.WanPipeline
+    if config.get("task") == "image-to-video":
+        pipeline_class = diffusers.WanImageToVideoPipeline
+        second.update(image_encoder=None, image_processor=None)
+        if config.get("image_encoder"):
+            vision = transformers.CLIPVisionConfig(**config["image_encoder"])
+            second["image_encoder"] = randomise(transformers.CLIPVisionModel(vision), seed + 7)
+            side = config["image_encoder"]["image_size"]
+            second["image_processor"] = transformers.CLIPImageProcessor(
+                size={"shortest_edge": side}, crop_size=side
+            )
     text_encoder = t5_text(config["text_encoder"], vocab_size, umt5=True)
-    pipe = diffusers.WanPipeline(
+    pipe = pipeline_class(
         tokenizer=tokenizer,
         text_encoder=randomise(text_encoder, seed + 1),
         vae=randomise(diffusers.AutoencoderKLWan(**config["vae"]), seed + 3),
@@ -497,6 +540,10 @@ def build_model(config, model):
         for folder in model.glob("tokenizer*"):
             if (folder / "vocab.json").exists():
                 (folder / "tokenizer.json").unlink(missing_ok=True)
+    if (model / "processor").exists():
+        index = json.loads((model / "model_index.json").read_text())
+        index["processor"] = ["transformers", "Qwen2VLProcessor"]
+        (model / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
     if spiece:
         folder, spiece_bytes = spiece
         (model / folder / "spiece.model").write_bytes(spiece_bytes)
@@ -756,7 +803,12 @@ def load(pipeline_class, model, dtype):
     without T5) have to be named to diffusers as None."""
     index = json.loads((model / "model_index.json").read_text())
     absent = {name: None for name, value in index.items() if value == [None, None]}
-    return pipeline_class.from_pretrained(model, dtype=dtype, **absent)
+    if "processor" in index:
+        absent["processor"] = None
+    pipe = pipeline_class.from_pretrained(model, dtype=dtype, **absent)
+    if "processor" in index:
+        pipe.processor = PictureProcessor(model / "processor")
+    return pipe
 
 
 def record(folder, case, config, pipeline_class, bf16=True):
