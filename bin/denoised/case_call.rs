@@ -105,6 +105,9 @@ pub(crate) fn requests_of(
                 if value.as_u64() == Some(1) => {}
             "eta" | "guidance_rescale" if value.as_f64() == Some(0.0) => {}
             "cfg_truncation" if value.as_f64() == Some(1.0) => {}
+            // FLUX.1 Kontext: the area to which width and height are brought, which leaves them as they are; sizes it was trained on.
+            "max_area" if area(call) == value.as_u64() => {}
+            "_auto_resize" if value == &Value::Bool(true) => {}
             "clean_caption" | "use_resolution_binning" | "cfg_normalization"
                 if value == &Value::Bool(false) => {}
             "crops_coords_top_left" | "negative_crops_coords_top_left"
@@ -130,6 +133,12 @@ pub(crate) fn requests_of(
             ..shared.clone()
         });
     Ok((requests.collect(), is_batch))
+}
+
+/// Pixels of the picture.
+fn area(call: &Map<String, Value>) -> Option<u64> {
+    let side = |name: &str| call.get(name).and_then(Value::as_u64);
+    side("width")?.checked_mul(side("height")?)
 }
 
 /// The prompts, or the names of classes, and whether there was a list of them. A single class is a list of one in its pipeline.

@@ -133,6 +133,36 @@ fn wan22_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
+fn flux_dev_is_diffusers() {
+    check_case(&support::data("flux-dev"));
+}
+
+#[test]
+fn flux_dev_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("flux-dev"));
+}
+
+#[test]
+fn flux_schnell_is_diffusers() {
+    check_case(&support::data("flux-schnell"));
+}
+
+#[test]
+fn flux_schnell_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("flux-schnell"));
+}
+
+#[test]
+fn flux2_klein_is_diffusers() {
+    check_case(&support::data("flux2-klein"));
+}
+
+#[test]
+fn flux2_klein_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("flux2-klein"));
+}
+
+#[test]
 fn further_cases_are_diffusers() {
     let folders = std::env::var("DENOISED_REFERENCE_CASES").unwrap_or_default();
     for folder in folders.split(':').filter(|folder| !folder.is_empty()) {

@@ -14,6 +14,8 @@ mod wan;
 mod patches;
 
 pub(crate) use dit::{ClassTables, Dit, DitConfig};
+pub(crate) use flux::{Flux, FluxConfig};
+pub(crate) use flux2::{Flux2, Flux2Config};
 pub(crate) use mmdit::{Mmdit, MmditConfig};
 pub(crate) use pixart::{Pixart, PixartConfig};
 pub(crate) use qwen_image::{QwenImage, QwenImageConfig};

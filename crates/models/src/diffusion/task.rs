@@ -126,6 +126,9 @@ impl DiffusionPipeline {
                     "{n} pictures were given, this model takes at most {most}"
                 )));
             }
+            for image in images {
+                self.reference_size(references, image)?;
+            }
             return Ok(Task::Edit { images, references });
         }
         if !takes_start {
@@ -171,15 +174,30 @@ impl DiffusionPipeline {
         match task {
             Task::FromText => info.default_size,
             Task::FromPicture { image, .. } => on_grid((image.width, image.height)),
-            Task::Edit { images, references } => images.first().map_or(info.default_size, |image| {
-                on_grid((references.size)(image.width, image.height))
-            }),
+            Task::Edit { images, references } => images
+                .first()
+                .and_then(|image| self.reference_size(*references, image).ok())
+                .map_or(info.default_size, |[_, cut]| cut),
             Task::Animate { image } => {
                 let area = f64::from(info.default_size.0) * f64::from(info.default_size.1);
                 let aspect = f64::from(image.width) / f64::from(image.height);
                 on_grid(((area * aspect).sqrt() as u32, (area / aspect).sqrt() as u32))
             }
         }
+    }
+
+    /// The size to which a picture to edit is brought, and what of it is on the grid.
+    fn reference_size(&self, references: References, image: &Image) -> Result<[(u32, u32); 2], Failure> {
+        let grid = self.parts.info.grid_px.max(1);
+        let size = (references.size)(image.width, image.height, grid);
+        let (width, height) = size.map_err(invalid)?;
+        let cut = (width / grid * grid, height / grid * grid);
+        if cut.0 == 0 || cut.1 == 0 {
+            return Err(invalid(format!(
+                "a picture of {width}x{height} was given, the sides must be at least {grid}"
+            )));
+        }
+        Ok([(width, height), cut])
     }
 
     /// Encodes the pictures and makes the latents of the beginning, from `noise` if the request brought some.
@@ -204,9 +222,10 @@ impl DiffusionPipeline {
             Task::Edit { images, references } => {
                 let mut given = scaled(draw(generator));
                 for image in images {
-                    let (width, height) = (references.size)(image.width, image.height);
-                    let pixels = signed(&resized_image(image, width, height, Filter::Lanczos).rgb);
-                    let latents = self.encode_pixels(ctx, &pixels, (width, height), 1, None)?;
+                    let [resized, cut] = self.reference_size(references, image)?;
+                    let image = resized_image(image, resized.0, resized.1, Filter::Lanczos);
+                    let pixels = signed(&middle(&image, cut).rgb);
+                    let latents = self.encode_pixels(ctx, &pixels, cut, 1, None)?;
                     given.references.push(ctx.cast(&latents).map_err(device)?);
                 }
                 Ok(given)
@@ -376,6 +395,16 @@ impl Known {
     }
 }
 
+/// The middle of a picture, where an odd rest is cut off more at the right and the bottom.
+fn middle(image: &Image, (width, height): (u32, u32)) -> Image {
+    let (left, top) = ((image.width - width) / 2, (image.height - height) / 2);
+    let (stride, first, len) = (3 * image.width as usize, 3 * left as usize, 3 * width as usize);
+    let rows = image.rgb.chunks_exact(stride);
+    let rows = rows.skip(top as usize).take(height as usize);
+    let rgb = rows.flat_map(|row| &row[first..first + len]).copied().collect();
+    Image::picture(width, height, rgb)
+}
+
 /// What samples the encoding of one picture, drawn as diffusers draws it.
 fn posterior_noise(generator: &mut TorchGenerator, shape: &LatentsShape) -> Vec<f32> {
     let mut values = vec![0.0; shape.n_elements()];
@@ -428,6 +457,17 @@ fn beside(ctx: &Ctx<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor, TensorError> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_middle_of_a_picture_leaves_out_its_edges() {
+        let rgb: Vec<u8> = (0..12).flat_map(|pixel| [pixel, 100, 200]).collect();
+        let middle = middle(&Image::picture(4, 3, rgb), (1, 1));
+        // (4 - 1) / 2 = 1 column and (3 - 1) / 2 = 1 row are left out before it.
+        assert_eq!(
+            (middle.width, middle.height, &middle.rgb[..]),
+            (1, 1, &[5, 100, 200][..])
+        );
+    }
 
     #[test]
     fn a_mask_shrinks_to_the_pixel_at_the_top_left() {

@@ -2,6 +2,8 @@
 
 mod components;
 mod dit;
+mod flux;
+mod flux2;
 mod pixart;
 mod qwen_image;
 mod schedulers;
@@ -26,6 +28,26 @@ const FAMILIES: &[Family] = &[
     Family {
         pipeline_class: "DiTPipeline",
         open: dit::open,
+    },
+    Family {
+        pipeline_class: "Flux2KleinPipeline",
+        open: flux2::open,
+    },
+    Family {
+        pipeline_class: "FluxImg2ImgPipeline",
+        open: flux::open,
+    },
+    Family {
+        pipeline_class: "FluxInpaintPipeline",
+        open: flux::open,
+    },
+    Family {
+        pipeline_class: "FluxKontextPipeline",
+        open: flux::open,
+    },
+    Family {
+        pipeline_class: "FluxPipeline",
+        open: flux::open,
     },
     Family {
         pipeline_class: "PixArtAlphaPipeline",
