@@ -134,10 +134,12 @@ impl Tasks {
 pub(crate) struct References {
     /// Most pictures of one request.
     pub(crate) most: usize,
-    /// Width and height to which a picture of this width and height is brought, before what is beyond the grid (the third number) is cut
-    /// off at its edges; or why it is not taken.
-    pub(crate) size: fn(u32, u32, u32) -> Result<(u32, u32), String>,
+    pub(crate) size: SizeRule,
 }
+
+/// Width and height to which a picture of this width and height is brought, before what is beyond the grid (the third number) is cut off
+/// at its edges; or why it is not taken.
+pub(crate) type SizeRule = fn(u32, u32, u32) -> Result<(u32, u32), String>;
 
 /// What the channels beside the latents hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

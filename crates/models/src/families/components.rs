@@ -22,7 +22,6 @@ use denoised_tensor::Tensor;
 use denoised_types::ModelInfo;
 
 const CLIP_TOKENIZERS: [&str; 2] = ["CLIPTokenizer", "CLIPTokenizerFast"];
-const QWEN_TOKENIZERS: [&str; 2] = ["Qwen2Tokenizer", "Qwen2TokenizerFast"];
 const T5_TOKENIZERS: [&str; 2] = ["T5Tokenizer", "T5TokenizerFast"];
 const QWEN_TOKENIZERS: [&str; 2] = ["Qwen2Tokenizer", "Qwen2TokenizerFast"];
 

@@ -177,7 +177,7 @@ fn open_with(folder: &Folder, edit: Option<(Edit, usize)>) -> std::result::Resul
         Some((_, most)) => Tasks {
             references: Some(References {
                 most,
-                size: latents_size,
+                size: |width, height, _| Ok(latents_size(width, height)),
             }),
             needs_image: true,
             ..Tasks::default()
