@@ -7,7 +7,7 @@
 use crate::{
     Sampler, SamplerError,
     config::{PredictionType, SamplerConfig, Solver},
-    ddim, dpm, euler, flow_euler, unipc,
+    ddim, ddpm, dpm, dpm_single, euler, euler_ancestral, flow_euler, heun, lcm, pndm, unipc,
 };
 
 /// What a denoiser was trained for.
@@ -59,6 +59,19 @@ fn dpm_plus_plus_sde(config: &mut SamplerConfig) {
     config.algorithm_type = Some("sde-dpmsolver++".to_owned());
 }
 
+fn dpm_plus_plus_3m_sde(config: &mut SamplerConfig) {
+    dpm_plus_plus_sde(config);
+    config.solver_order = Some(3);
+}
+
+fn dpm_solver(config: &mut SamplerConfig) {
+    config.algorithm_type = Some("dpmsolver".to_owned());
+}
+
+fn dpm_solver_sde(config: &mut SamplerConfig) {
+    config.algorithm_type = Some("sde-dpmsolver".to_owned());
+}
+
 /// Another solver for a flow than the checkpoint's is told so; shifts have two names.
 fn flow_sigmas(config: &mut SamplerConfig) {
     config.use_flow_sigmas = Some(true);
@@ -97,11 +110,35 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
+        names: &["ddpm"],
+        class: ddpm::CLASS,
+        aliases: &[],
+        adjust: unchanged,
+        build: build!(ddpm::Ddpm),
+    },
+    Row {
+        kind: Kind::Discrete,
         names: spaced!("euler"),
         class: euler::CLASS,
         aliases: &["k_euler"],
         adjust: unchanged,
         build: build!(euler::Euler),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: &["euler-a"],
+        class: euler_ancestral::CLASS,
+        aliases: &["euler_ancestral", "k_euler_a"],
+        adjust: unchanged,
+        build: build!(euler_ancestral::EulerAncestral),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("heun"),
+        class: heun::CLASS,
+        aliases: &["k_heun"],
+        adjust: unchanged,
+        build: build!(heun::Heun),
     },
     Row {
         kind: Kind::Discrete,
@@ -121,11 +158,83 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
+        names: spaced!("dpm++-3m-sde"),
+        class: dpm::CLASS,
+        aliases: &["k_dpmpp_3m_sde", "dpmpp_3m_sde_gpu"],
+        adjust: dpm_plus_plus_3m_sde,
+        build: build!(dpm::Dpm),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: &["dpm-solver"],
+        class: dpm::CLASS,
+        aliases: &[],
+        adjust: dpm_solver,
+        build: build!(dpm::Dpm),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: &["dpm-solver-sde"],
+        class: dpm::CLASS,
+        aliases: &[],
+        adjust: dpm_solver_sde,
+        build: build!(dpm::Dpm),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("dpm++-2s"),
+        class: dpm_single::CLASS,
+        aliases: &[],
+        adjust: dpm_plus_plus,
+        build: build!(dpm_single::DpmSingle),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: &["dpm-solver-2s"],
+        class: dpm_single::CLASS,
+        aliases: &[],
+        adjust: dpm_solver,
+        build: build!(dpm_single::DpmSingle),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("dpm++-sde"),
+        class: dpm_single::CLASS,
+        aliases: &["k_dpmpp_sde", "dpmpp_sde_gpu"],
+        adjust: dpm_plus_plus_sde,
+        build: build!(dpm_single::DpmSingle),
+    },
+    Row {
+        kind: Kind::Discrete,
         names: spaced!("unipc"),
         class: unipc::CLASS,
         aliases: &["uni_pc_bh2"],
         adjust: unchanged,
         build: build!(unipc::Unipc),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: &["pndm"],
+        class: pndm::CLASS,
+        aliases: &["plms"],
+        adjust: unchanged,
+        build: build!(pndm::Pndm),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: &["lcm"],
+        class: lcm::CLASS,
+        aliases: &[],
+        adjust: unchanged,
+        build: build!(lcm::Lcm),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: &["tcd"],
+        class: lcm::TCD_CLASS,
+        aliases: &[],
+        adjust: unchanged,
+        build: build!(lcm::Tcd),
     },
     Row {
         kind: Kind::Flow,
@@ -134,6 +243,14 @@ const ROWS: &[Row] = &[
         aliases: &["euler", "k_euler", "EulerDiscreteScheduler"],
         adjust: flow_shift,
         build: build!(flow_euler::FlowEuler),
+    },
+    Row {
+        kind: Kind::Flow,
+        names: &["flow-heun"],
+        class: heun::FLOW_CLASS,
+        aliases: &["heun", "k_heun", "HeunDiscreteScheduler"],
+        adjust: flow_shift,
+        build: build!(heun::FlowHeun),
     },
     Row {
         kind: Kind::Flow,
@@ -253,9 +370,12 @@ pub fn own_sampler(kind: Kind, class: &str, config: &SamplerConfig) -> Option<&'
         (row.adjust)(&mut adjusted);
         let algorithm = |config: &SamplerConfig| {
             let name = config.algorithm_type.as_deref();
-            name.unwrap_or("dpmsolver++").to_owned()
+            name.filter(|name| *name != "deis")
+                .unwrap_or("dpmsolver++")
+                .to_owned()
         };
-        algorithm(&adjusted) == algorithm(config) || row.class != dpm::CLASS
+        let has_algorithms = [dpm::CLASS, dpm_single::CLASS].contains(&row.class);
+        algorithm(&adjusted) == algorithm(config) || !has_algorithms
     });
     own.map(|row| row.names[0])
 }

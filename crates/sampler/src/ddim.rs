@@ -100,15 +100,10 @@ impl Sampler for Ddim {
             program.push(c0 * &t.latents + c1 * &t.prediction, Vec::new());
         }
         let sigma = |alpha: f32| ((1.0 - alpha) / alpha).sqrt();
-        let mut sigmas: Vec<f32> = timesteps.iter().map(|t| sigma(alphas[*t])).collect();
-        sigmas.push(timesteps.last().map_or(0.0, |t| sigma(next_alpha(*t))));
-        let plan = Plan {
-            levels: timesteps.iter().map(|t| self.discrete.level(*t)).collect(),
-            timesteps: timesteps.iter().map(|t| *t as f32).collect(),
-            input_scales: vec![1.0; n_steps],
-            sigmas,
-            init_noise_scale: 1.0,
-        };
+        let mut plan = Plan::of_timesteps(&self.discrete, &timesteps);
+        if let (Some(last), Some(timestep)) = (plan.sigmas.last_mut(), timesteps.last()) {
+            *last = sigma(next_alpha(*timestep));
+        }
         plan.schedule(self.solver, n_steps, first, program)
     }
 }

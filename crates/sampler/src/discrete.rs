@@ -9,6 +9,7 @@
 use crate::{
     SamplerError,
     config::{BetaSchedule, PredictionType, SamplerConfig, Solver, TimestepSpacing},
+    linear::Form,
     spacing::{linspace, torch_linspace},
 };
 use std::f64::consts::FRAC_PI_2;
@@ -30,6 +31,8 @@ pub(crate) struct Defaults {
 
 /// `beta_start`, `beta_end` and `beta_schedule` of most classes.
 pub(crate) const LINEAR_BETAS: (f64, f64, BetaSchedule) = (0.0001, 0.02, BetaSchedule::Linear);
+/// Those of classes for models distilled from Stable Diffusion.
+pub(crate) const SCALED_BETAS: (f64, f64, BetaSchedule) = (0.00085, 0.012, BetaSchedule::ScaledLinear);
 
 /// The schedule of the training.
 #[derive(Clone, Debug, PartialEq)]
@@ -186,6 +189,29 @@ impl Discrete {
                     format!("a number whose first timestep, {first}, is below {n_train}"),
                 ))
             }
+        }
+    }
+
+    /// The picture that a prediction at a timestep implies.
+    pub(crate) fn picture(&self, timestep: usize, latents: &Form, prediction: &Form) -> Form {
+        let [signal, noise] = self.level(timestep).map(f64::from);
+        match self.prediction_type {
+            PredictionType::Sample => prediction.clone(),
+            PredictionType::VPrediction => signal * latents - noise * prediction,
+            // Those who ask refuse flows.
+            PredictionType::Epsilon | PredictionType::Flow => {
+                (1.0 / signal) * latents - (noise / signal) * prediction
+            }
+        }
+    }
+
+    /// The noise that it implies.
+    pub(crate) fn noise(&self, timestep: usize, latents: &Form, prediction: &Form) -> Form {
+        let [signal, noise] = self.level(timestep).map(f64::from);
+        match self.prediction_type {
+            PredictionType::Sample => (1.0 / noise) * latents - (signal / noise) * prediction,
+            PredictionType::VPrediction => signal * prediction + noise * latents,
+            PredictionType::Epsilon | PredictionType::Flow => prediction.clone(),
         }
     }
 

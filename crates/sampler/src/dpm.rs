@@ -130,8 +130,82 @@ impl Dpm {
     }
 }
 
+/// What the exponential integrator makes of a step's terms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Factors {
+    pub(crate) latents: f32,
+    /// Of the prediction and of its first two derivatives.
+    pub(crate) prediction: [f32; 3],
+    pub(crate) noise: f32,
+}
+
+/// Factors in a step of `order` from one level to another.
+pub(crate) fn factors(
+    algorithm: Algorithm,
+    second_order: SecondOrder,
+    order: usize,
+    to: Level,
+    now: Level,
+) -> Factors {
+    let h = to.lambda - now.lambda;
+    let is_midpoint = order == 2 && second_order == SecondOrder::Midpoint;
+    match algorithm {
+        Algorithm::DpmPlusPlus => {
+            let decay = (-h).exp() - 1.0;
+            let first = match is_midpoint {
+                true => -0.5 * (to.alpha * decay),
+                false => to.alpha * (decay / h + 1.0),
+            };
+            let second = -(to.alpha * ((decay + h) / (h * h) - 0.5));
+            Factors {
+                latents: to.sigma / now.sigma,
+                prediction: [-(to.alpha * decay), first, second],
+                noise: 0.0,
+            }
+        }
+        Algorithm::Dpm => {
+            let growth = h.exp() - 1.0;
+            let first = match is_midpoint {
+                true => -0.5 * (to.sigma * growth),
+                false => -(to.sigma * (growth / h - 1.0)),
+            };
+            let second = -(to.sigma * ((growth - h) / (h * h) - 0.5));
+            Factors {
+                latents: to.alpha / now.alpha,
+                prediction: [-(to.sigma * growth), first, second],
+                noise: 0.0,
+            }
+        }
+        Algorithm::SdeDpmPlusPlus => {
+            let decay = 1.0 - (-2.0 * h).exp();
+            let first = match is_midpoint {
+                true => 0.5 * (to.alpha * decay),
+                false => to.alpha * (decay / (-2.0 * h) + 1.0),
+            };
+            let second = to.alpha * ((decay - 2.0 * h) / ((2.0 * h) * (2.0 * h)) - 0.5);
+            Factors {
+                latents: to.sigma / now.sigma * (-h).exp(),
+                prediction: [to.alpha * decay, first, second],
+                noise: to.sigma * decay.sqrt(),
+            }
+        }
+        Algorithm::SdeDpm => {
+            let growth = h.exp() - 1.0;
+            let first = match second_order {
+                SecondOrder::Midpoint => -(to.sigma * growth),
+                SecondOrder::Heun => -2.0 * (to.sigma * (growth / h - 1.0)),
+            };
+            Factors {
+                latents: to.alpha / now.alpha,
+                prediction: [-2.0 * (to.sigma * growth), first, 0.0],
+                noise: to.sigma * ((2.0 * h).exp() - 1.0).sqrt(),
+            }
+        }
+    }
+}
+
 /// One step from the levels and predictions `m` (newest first) to `to`; `from` are the levels of the predictions.
-pub(crate) fn step(
+fn step(
     algorithm: Algorithm,
     second_order: SecondOrder,
     terms: &Terms,
@@ -141,53 +215,9 @@ pub(crate) fn step(
 ) -> Form {
     let now = from[0];
     let h = to.lambda - now.lambda;
-    // What the exponential integrator makes of the latents, and the factors of the prediction and of its first two derivatives.
-    let (latents, [c0, c1, c2], noise) = match algorithm {
-        Algorithm::DpmPlusPlus => {
-            let decay = (-h).exp() - 1.0;
-            let c1 = match (from.len(), second_order) {
-                (2, SecondOrder::Midpoint) => -0.5 * (to.alpha * decay),
-                _ => to.alpha * (decay / h + 1.0),
-            };
-            let c2 = -(to.alpha * ((decay + h) / (h * h) - 0.5));
-            (to.sigma / now.sigma, [-(to.alpha * decay), c1, c2], 0.0)
-        }
-        Algorithm::Dpm => {
-            let growth = h.exp() - 1.0;
-            let c1 = match (from.len(), second_order) {
-                (2, SecondOrder::Midpoint) => -0.5 * (to.sigma * growth),
-                _ => -(to.sigma * (growth / h - 1.0)),
-            };
-            let c2 = -(to.sigma * ((growth - h) / (h * h) - 0.5));
-            (to.alpha / now.alpha, [-(to.sigma * growth), c1, c2], 0.0)
-        }
-        Algorithm::SdeDpmPlusPlus => {
-            let decay = 1.0 - (-2.0 * h).exp();
-            let c1 = match (from.len(), second_order) {
-                (2, SecondOrder::Midpoint) => 0.5 * (to.alpha * decay),
-                _ => to.alpha * (decay / (-2.0 * h) + 1.0),
-            };
-            let c2 = to.alpha * ((decay - 2.0 * h) / ((2.0 * h) * (2.0 * h)) - 0.5);
-            (
-                to.sigma / now.sigma * (-h).exp(),
-                [to.alpha * decay, c1, c2],
-                to.sigma * decay.sqrt(),
-            )
-        }
-        Algorithm::SdeDpm => {
-            let growth = h.exp() - 1.0;
-            let c1 = match second_order {
-                SecondOrder::Midpoint => -(to.sigma * growth),
-                SecondOrder::Heun => -2.0 * (to.sigma * (growth / h - 1.0)),
-            };
-            (
-                to.alpha / now.alpha,
-                [-2.0 * (to.sigma * growth), c1, 0.0],
-                to.sigma * ((2.0 * h).exp() - 1.0).sqrt(),
-            )
-        }
-    };
-    let mut next = latents * &terms.latents + c0 * m[0] + noise * &terms.noise;
+    let factors = factors(algorithm, second_order, from.len(), to, now);
+    let [c0, c1, c2] = factors.prediction;
+    let mut next = factors.latents * &terms.latents + c0 * m[0] + factors.noise * &terms.noise;
     // Derivatives, from differences between predictions.
     let ratio = |idx: usize| (from[idx].lambda - from[idx + 1].lambda) / h;
     let difference = |idx: usize| (1.0 / ratio(idx)) * &(m[idx].clone() - m[idx + 1].clone());

@@ -9,7 +9,7 @@ use crate::{
         FinalSigmas, InterpolationType, PredictionType, SamplerConfig, Solver, TimestepSpacing, TimestepType,
     },
     discrete::{Defaults, Discrete, LINEAR_BETAS},
-    levels::{Spacing, TrainSigmas, ends, timestep_of},
+    levels::{Spacing, TrainSigmas, ends},
     linear::{Form, Plan, Program, Terms},
     spacing::{numpy_ln, torch_linspace},
 };
@@ -78,16 +78,10 @@ impl Euler {
         let first = sigma_max.unwrap_or(sigmas[0]);
         let last = sigma_min.unwrap_or(sigmas[sigmas.len() - 1]);
         if let Some(spaced) = self.spacing.sigmas(first, last, n_steps) {
-            timesteps = self.timesteps_of(&spaced);
+            timesteps = self.train_sigmas.timesteps_of(&spaced);
             sigmas = spaced;
         }
         Ok((timesteps, sigmas))
-    }
-
-    fn timesteps_of(&self, sigmas: &[f64]) -> Vec<f32> {
-        let logs = self.train_sigmas.logs();
-        let timestep = |sigma: &f64| timestep_of(*sigma, &logs) as f32;
-        sigmas.iter().map(timestep).collect()
     }
 
     /// Those of a request: the last is where sampling ends.
@@ -101,7 +95,7 @@ impl Euler {
                 .sigmas("takes at least 2 sigmas, falling, the last one where sampling ends"));
         }
         let steps: Vec<f64> = sigmas[..n_steps].iter().map(|sigma| f64::from(*sigma)).collect();
-        Ok((self.timesteps_of(&steps), sigmas.to_vec()))
+        Ok((self.train_sigmas.timesteps_of(&steps), sigmas.to_vec()))
     }
 }
 

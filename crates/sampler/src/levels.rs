@@ -91,6 +91,26 @@ impl TrainSigmas {
         self.0.iter().map(|s| f64::from(numpy_ln(*s))).collect()
     }
 
+    /// Timesteps of sigmas, where they need not be whole.
+    pub(crate) fn timesteps_of(&self, sigmas: &[f64]) -> Vec<f32> {
+        let logs = self.logs();
+        let timestep = |sigma: &f64| timestep_of(*sigma, &logs) as f32;
+        sigmas.iter().map(timestep).collect()
+    }
+
+    /// Timesteps and sigmas where the latter are those of `timesteps` or, between the first and the last of them, spaced otherwise.
+    pub(crate) fn spaced(&self, timesteps: Vec<f64>, spacing: Spacing) -> (Vec<f32>, Vec<f32>) {
+        let timesteps: Vec<f32> = timesteps.into_iter().map(|t| t as f32).collect();
+        let sigmas: Vec<f64> = timesteps.iter().map(|t| self.at(f64::from(*t))).collect();
+        let (first, last) = (sigmas[0], sigmas[sigmas.len() - 1]);
+        let (timesteps, sigmas) = match spacing.sigmas(first, last, sigmas.len()) {
+            None => (timesteps, sigmas),
+            Some(spaced) => (self.timesteps_of(&spaced), spaced),
+        };
+        let sigmas = sigmas.into_iter().map(|sigma| sigma as f32).collect();
+        (timesteps, sigmas)
+    }
+
     pub(crate) fn first(&self) -> f32 {
         self.0[0]
     }

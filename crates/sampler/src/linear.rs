@@ -4,7 +4,7 @@
 //!     [`Update`] is rounded once.
 //! R2. Slots that no step reads are left out, whatever a solver reserved.
 
-use crate::{SamplerError, Schedule, Update, config::Solver};
+use crate::{SamplerError, Schedule, Update, config::Solver, discrete::Discrete};
 use std::ops::{Add, Mul, Sub};
 
 /// A sum of slots, prediction and noise, each times a factor.
@@ -142,6 +142,23 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Of a solver whose latents have unit variance at every timestep.
+    pub(crate) fn of_timesteps(discrete: &Discrete, timesteps: &[usize]) -> Self {
+        let sigma = |timestep: &usize| {
+            let alpha = discrete.alphas_cumprod[*timestep];
+            ((1.0 - alpha) / alpha).sqrt()
+        };
+        let mut sigmas: Vec<f32> = timesteps.iter().map(sigma).collect();
+        sigmas.push(0.0);
+        Self {
+            timesteps: timesteps.iter().map(|t| *t as f32).collect(),
+            input_scales: vec![1.0; timesteps.len()],
+            sigmas,
+            levels: timesteps.iter().map(|t| discrete.level(*t)).collect(),
+            init_noise_scale: 1.0,
+        }
+    }
+
     /// The schedule from evaluation `first` on, whose steps are in `program`; refused if a factor is not finite.
     pub(crate) fn schedule(
         self,

@@ -20,6 +20,8 @@ const DEFAULTS: Defaults = Defaults {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Dpm,
+    /// DPM-Solver whose steps begin anew every few evaluations: it always visits timesteps as `linspace` does.
+    DpmSingle,
     Unipc,
 }
 
@@ -46,6 +48,12 @@ impl Multistep {
         solver.check_linear(config, None)?;
         let spacing = Spacing::read(config, solver)?;
         let is_flow = config.use_flow_sigmas.unwrap_or(false);
+        let mut config = config.clone();
+        if kind == Kind::DpmSingle {
+            config.timestep_spacing = Some(TimestepSpacing::Linspace);
+            config.rescale_betas_zero_snr = None;
+        }
+        let config = &config;
         let discrete = Discrete::with_signal(config, solver, DEFAULTS)?;
         let train_sigmas = TrainSigmas::new(&discrete.alphas_cumprod);
         let is_lu = kind == Kind::Dpm && config.use_lu_lambdas.unwrap_or(false);
@@ -56,18 +64,18 @@ impl Multistep {
             return Err(solver.unsupported("use_flow_sigmas", true, expected));
         }
         let ends = match kind {
-            Kind::Dpm => [None, None],
+            Kind::Dpm | Kind::DpmSingle => [None, None],
             Kind::Unipc => ends(config, solver)?,
         };
         let shift = Shift::new(solver, config, config.flow_shift, "flow_shift")?;
-        if shift.terminal.is_some() && (kind == Kind::Dpm || !is_flow) {
+        if shift.terminal.is_some() && (kind != Kind::Unipc || !is_flow) {
             let value = config.shift_terminal.unwrap_or_default();
             return Err(solver.unsupported("shift_terminal", value, "null"));
         }
-        if kind == Kind::Dpm && is_flow && shift.is_linear_in_time() {
+        if kind != Kind::Unipc && is_flow && shift.is_linear_in_time() {
             return Err(solver.unsupported("time_shift_type", "linear", "exponential"));
         }
-        let lambda_min = config.lambda_min_clipped.filter(|_| kind == Kind::Dpm);
+        let lambda_min = config.lambda_min_clipped.filter(|_| kind != Kind::Unipc);
         let lambda_min = lambda_min.unwrap_or(f64::NEG_INFINITY);
         if lambda_min.is_nan() {
             return Err(solver.invalid("lambda_min_clipped", lambda_min, "a number"));
@@ -155,7 +163,7 @@ impl Multistep {
         }
         let logs = train.logs();
         let is_rounded = match self.kind {
-            Kind::Unipc => self.spacing == Spacing::Karras,
+            Kind::Unipc | Kind::DpmSingle => self.spacing == Spacing::Karras,
             Kind::Dpm => (self.spacing == Spacing::Karras || self.is_lu) && !self.is_cosine,
         };
         let timestep = |sigma: &f64| {
@@ -169,7 +177,7 @@ impl Multistep {
         let timesteps = sigmas.iter().map(timestep).collect();
         let last = match self.kind {
             Kind::Unipc => sigmas[sigmas.len() - 1],
-            Kind::Dpm => last,
+            Kind::Dpm | Kind::DpmSingle => last,
         };
         Ok((timesteps, sigmas, last))
     }
@@ -181,7 +189,7 @@ impl Multistep {
             return Err(self.solver.step_count(n_steps, "at least 1".to_owned()));
         }
         let sigmas: Vec<f64> = match self.kind {
-            Kind::Dpm => {
+            Kind::Dpm | Kind::DpmSingle => {
                 self.solver.no_sigmas(ask.sigmas)?;
                 let shift = self.shift.factor(ask);
                 let rising = linspace(1.0, 1.0 / n_train, n_steps + 1).into_iter();
@@ -212,7 +220,7 @@ impl Multistep {
         };
         let timesteps = sigmas.iter().map(|sigma| (sigma * n_train).trunc()).collect();
         let last = match self.kind {
-            Kind::Dpm => f64::from(self.train_sigmas.first()),
+            Kind::Dpm | Kind::DpmSingle => f64::from(self.train_sigmas.first()),
             Kind::Unipc => sigmas[sigmas.len() - 1],
         };
         Ok((timesteps, sigmas, last))

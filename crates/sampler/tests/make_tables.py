@@ -15,9 +15,17 @@ import scipy
 import torch
 from diffusers import (
     DDIMScheduler,
+    DDPMScheduler,
     DPMSolverMultistepScheduler,
+    DPMSolverSinglestepScheduler,
+    EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    HeunDiscreteScheduler,
+    LCMScheduler,
+    PNDMScheduler,
+    TCDScheduler,
     UniPCMultistepScheduler,
 )
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
@@ -235,6 +243,52 @@ def trajectory_cases():
     yield "euler", EulerDiscreteScheduler, SD | TRAILING, (1, 2, 4, 8), {}
     yield "euler", EulerDiscreteScheduler, SDXL, (), {"sigmas": [14.6, 8.5, 3.25, 1.0, 0.2, 0.0]}
     yield "euler", EulerDiscreteScheduler, SDXL | V, (), {"sigmas": [14.6, 8.5, 3.25, 1.0, 0.2]}
+    yield "dpm++-3m-sde", DPMSolverMultistepScheduler, sde(SD | {"solver_order": 3}), (3, 7, 20), {}
+    yield "dpm-solver", DPMSolverMultistepScheduler, SD | {"algorithm_type": "dpmsolver"} | SIGMA_MIN, FEW, {}
+    for config in (X, V, {"solver_order": 3}, {"solver_type": "heun"}):
+        yield "dpm-solver", DPMSolverMultistepScheduler, SD | {"algorithm_type": "dpmsolver"} | SIGMA_MIN | config, (4, 20), {}
+    for config in ({}, {"solver_type": "heun"}):
+        yield ("dpm-solver-sde", DPMSolverMultistepScheduler, SD | {"algorithm_type": "sde-dpmsolver"} | SIGMA_MIN | config,
+               (4, 20), {})
+
+    single = DPMSolverSinglestepScheduler
+    for config, counts in [({}, (1, 2, 3, 4, 7, 20)), (V | KARRAS, FEW), ({"solver_order": 3}, (1, 2, 3, 4, 5, 6, 20)),
+                           ({"solver_order": 3, "solver_type": "heun"}, (4, 6, 20)), ({"solver_type": "heun"}, FEW),
+                           ({"solver_order": 1}, FEW), (SIGMA_MIN, (2, 4, 20)), (SIGMA_MIN | {"solver_order": 3}, (3, 6, 21)),
+                           (EXPONENTIAL, FEW), (BETA, FEW)]:
+        yield "dpm++-2s", single, SD | config, counts, {}
+        yield "dpm++-sde", single, sde(SD | config), counts, {}
+    for config in ({}, {"solver_order": 3}, {"solver_order": 3, "solver_type": "heun"}, X, V):
+        yield "dpm-solver-2s", single, SD | {"algorithm_type": "dpmsolver"} | SIGMA_MIN | config, (4, 21), {}
+    for strength in (0.3, 0.8, 1.0):
+        yield "dpm++-2s", single, SDXL, (4, 10, 25), {"strength": strength}
+        yield "dpm++-sde", single, sde(SDXL), (4, 10, 25), {"strength": strength}
+
+    for name, cls in [("euler-a", EulerAncestralDiscreteScheduler), ("heun", HeunDiscreteScheduler), ("ddpm", DDPMScheduler),
+                      ("pndm", PNDMScheduler), ("lcm", LCMScheduler), ("tcd", TCDScheduler)]:
+        for config in (SDXL, SDXL | V, SDXL | TRAILING, SDXL | LINSPACE):
+            yield name, cls, config, (1, 2, 3, 4, 7, 20, 50), {}
+        for strength in (0.3, 0.8, 1.0):
+            yield name, cls, SDXL, (4, 10, 25), {"strength": strength}
+    yield "euler-a", EulerAncestralDiscreteScheduler, SD | V | TRAILING | ZERO, FEW, {}
+    for config in (X, KARRAS, EXPONENTIAL, BETA, KARRAS | LEADING | V):
+        yield "heun", HeunDiscreteScheduler, SD | config, FEW, {}
+    yield "heun", HeunDiscreteScheduler, {}, FEW, {}
+    yield "ddpm", DDPMScheduler, SDXL, (999,), {}
+    for config in (X, {"variance_type": "fixed_large"}, V | TRAILING | ZERO, COSINE | {"set_alpha_to_one": True}):
+        yield "ddpm", DDPMScheduler, SDXL | config, (4, 20), {}
+    yield "ddpm", DDPMScheduler, SDXL | {"variance_type": "fixed_small_log"}, (4, 20), {}
+    for config in ({}, V, TRAILING, {"set_alpha_to_one": True}):
+        yield "pndm", PNDMScheduler, SDXL | {"skip_prk_steps": False} | config, (4, 7, 20, 50), {}
+    yield "pndm", PNDMScheduler, SDXL | {"skip_prk_steps": False}, (10, 25), {"strength": 0.8}
+    for name, cls in [("lcm", LCMScheduler), ("tcd", TCDScheduler)]:
+        for config in ({}, X, {"original_inference_steps": 100}, V | ZERO):
+            yield name, cls, config, (1, 2, 4, 8, 30), {}
+    yield "lcm", LCMScheduler, {"timestep_scaling": 0.5}, (4,), {}
+
+    yield "flow-heun", FlowMatchHeunDiscreteScheduler, {"shift": 3.0}, (1, 2, 4, 20), {"kind": "flow"}
+    for strength in (0.3, 0.8, 1.0):
+        yield "flow-heun", FlowMatchHeunDiscreteScheduler, {"shift": 3.0}, (4, 10, 28), {"kind": "flow", "strength": strength}
 
     flow = FlowMatchEulerDiscreteScheduler
     own = {"kind": "flow"}
@@ -270,6 +324,12 @@ class Draws:
         row = self.rows[self.next % len(self.rows)].reshape(shape)
         self.next += 1
         return row
+
+
+def step(scheduler, prediction, t, x):
+    """TCD's own default draws noise that pipelines turn off."""
+    kwargs = {"eta": 0.0} if isinstance(scheduler, TCDScheduler) else {}
+    return scheduler.step(prediction, t, x, **kwargs).prev_sample
 
 
 def model(x, t, drift):
@@ -340,14 +400,15 @@ def trajectory(name, cls, config, asked, n_steps, image, noise, drift, draws):
     for idx, t in enumerate(timesteps):
         scale = scheduler.scale_model_input(torch.ones(1, 1), t) if hasattr(scheduler, "scale_model_input") else torch.ones(1)
         scales += f32s(scale)
-        x = scheduler.step(model(x * scale, t, drift), t, x).prev_sample
+        x = step(scheduler, model(x * scale, t, drift), t, x)
         assert x.isfinite().all(), (name, config, asked, n_steps, idx)
-        steps.append(f32s(x))
+        if idx < 8 or idx % 7 == 0 or idx + 4 > len(timesteps):
+            steps.append([idx, f32s(x)])
         renoise.append(factors(timesteps[idx + 1:idx + 2]) if idx + 1 < len(timesteps) else [1.0, 0.0])
     sigmas = f32s(scheduler.sigmas[first:]) if hasattr(scheduler, "sigmas") else None
     return {"sampler": name, "config": config, "asked": asked, "n_steps": n_steps, "timesteps": f32s(timesteps),
-            "sigmas": sigmas, "input_scales": scales, "init_noise_scale": f32s(init)[0], "start": start, "renoise": renoise,
-            "steps": steps}
+            "sigmas": sigmas, "input_scales": scales if set(scales) != {1.0} else None, "init_noise_scale": f32s(init)[0],
+            "start": start, "renoise": [[idx, pair] for idx, pair in enumerate(renoise) if strength is not None], "steps": steps}
 
 
 if __name__ == "__main__":

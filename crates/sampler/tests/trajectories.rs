@@ -7,6 +7,9 @@ use denoised_sampler::{Ask, FlowSigmas, Kind, Mu, Schedule};
 use serde_json::Value;
 use support::{build, config, floats, list, table};
 
+/// Of the largest latents on the way: some units of a float32's last place.
+const ROUNDING: f64 = 2e-7;
+
 /// Relative L2; NaN is infinitely far.
 fn distance(ours: &[f32], theirs: &[f32]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
@@ -35,13 +38,13 @@ fn predict(latents: &[f32], scale: f32, timestep: f32, drift: &[f32]) -> Vec<f32
     (0..n).map(y).collect()
 }
 
-/// Latents after every evaluation, as a pipeline would carry the schedule out.
+/// The first latents and those after every evaluation, as a pipeline would carry the schedule out.
 fn run(schedule: &Schedule, start: Vec<f32>, drift: &[f32], draws: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let n = start.len();
+    let mut all = vec![start.clone()];
     let mut state = vec![start];
     state.resize(1 + schedule.n_kept, vec![0.0; n]);
     let mut draws = draws.iter().cycle();
-    let mut all = Vec::new();
     for (idx, update) in schedule.updates.iter().enumerate() {
         let prediction = predict(
             &state[0],
@@ -127,7 +130,6 @@ fn differences(case: &Value, inputs: &Inputs) -> Differences {
     assert_eq!(schedule.sigmas.len(), n + 1);
 
     let theirs = list(&case["steps"]);
-    assert_eq!(n, theirs.len(), "evaluations");
     let mut worst = Differences {
         timesteps: distance(&schedule.timesteps, &floats(&case["timesteps"])),
         levels: distance(&schedule.start, &floats(&case["start"])),
@@ -147,12 +149,14 @@ fn differences(case: &Value, inputs: &Inputs) -> Differences {
             &floats_of(&case["init_noise_scale"]),
         ),
     );
-    raise(
-        &mut worst.levels,
-        distance(&schedule.input_scales, &floats(&case["input_scales"])),
-    );
-    for (ours, theirs) in schedule.renoise.iter().zip(list(&case["renoise"])) {
-        raise(&mut worst.levels, distance(ours, &floats(theirs)));
+    let input_scales = match case["input_scales"].is_null() {
+        true => vec![1.0; n],
+        false => floats(&case["input_scales"]),
+    };
+    raise(&mut worst.levels, distance(&schedule.input_scales, &input_scales));
+    for theirs in list(&case["renoise"]) {
+        let ours = schedule.renoise[theirs[0].as_u64().expect("an index") as usize];
+        raise(&mut worst.levels, distance(&ours, &floats(&theirs[1])));
     }
     let start = match ask.strength {
         None => inputs
@@ -168,10 +172,23 @@ fn differences(case: &Value, inputs: &Inputs) -> Differences {
         }
     };
     let ours = run(&schedule, start, &inputs.drift, &inputs.draws);
-    for (ours, theirs) in ours.iter().zip(theirs) {
-        raise(&mut worst.steps, distance(ours, &floats(theirs)));
+    let mut largest: f64 = 0.0;
+    for theirs in theirs {
+        let idx = theirs[0].as_u64().expect("an index") as usize;
+        let (ours, theirs, before) = (&ours[idx + 1], floats(&theirs[1]), &ours[idx]);
+        largest = largest.max(norm(before));
+        let far = distance(ours, &theirs);
+        // Where the noise of a large sigma went in a few steps, float32 is as far from itself.
+        let is_rounding = far * norm(&theirs) <= ROUNDING * largest;
+        if !is_rounding {
+            raise(&mut worst.steps, far);
+        }
     }
     worst
+}
+
+fn norm(values: &[f32]) -> f64 {
+    values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
 }
 
 fn floats_of(value: &Value) -> Vec<f32> {
@@ -244,6 +261,7 @@ fn allowed(case: &Value) -> Differences {
         } else {
             3e-7
         },
-        steps: 1e-5,
+        // diffusers divides a difference of latents by the sigma that a Heun step goes to, which multiplies its rounding.
+        steps: if case["sampler"] == "heun" { 3e-5 } else { 1e-5 },
     }
 }

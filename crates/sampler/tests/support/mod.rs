@@ -1,4 +1,5 @@
 //! Tables of numbers that torch and diffusers computed, and settings as the tables hold them.
+#![allow(dead_code)] // Each test uses some of it.
 
 use denoised_sampler::{
     BetaSchedule, FinalSigmas, InterpolationType, Kind, PredictionType, Sampler, SamplerConfig, SamplerError,
