@@ -2,6 +2,7 @@
 
 use super::{
     CausalConfig, CausalDecoder, CausalEncoder, Decoder, Encoder, Flux2Decoder, Flux2Encoder, Flux2VaeConfig,
+    KlConfig, KlDecoder, KlEncoder,
 };
 use crate::drawn::{Drawn, normal, relative_error};
 use denoised_checkpoint::Config;
@@ -21,6 +22,10 @@ enum Half {
 
 fn decoder(class: &str, config: &Config, scope: &mut Scope<'_>) -> Half {
     match class {
+        "AutoencoderKL" => {
+            let config = KlConfig::read(config).expect("a configuration").with_statistics();
+            Half::Decoder(Box::new(KlDecoder::new(scope, &config)))
+        }
         "AutoencoderKLFlux2" => {
             let config = Flux2VaeConfig::read(config).expect("a configuration");
             Half::Decoder(Box::new(Flux2Decoder::new(scope, &config)))
@@ -31,6 +36,10 @@ fn decoder(class: &str, config: &Config, scope: &mut Scope<'_>) -> Half {
 
 fn encoder(class: &str, config: &Config, scope: &mut Scope<'_>) -> Half {
     match class {
+        "AutoencoderKL" => {
+            let config = KlConfig::read(config).expect("a configuration").with_statistics();
+            Half::Encoder(Box::new(KlEncoder::new(scope, &config)))
+        }
         "AutoencoderKLFlux2" => {
             let config = Flux2VaeConfig::read(config).expect("a configuration");
             Half::Encoder(Box::new(Flux2Encoder::new(scope, &config)))
@@ -103,7 +112,8 @@ fn check(class: &str, result: &str, build: impl Fn(&str, &Config, &mut Scope<'_>
         let theirs = &case[result];
         assert_eq!(ours.dims(), dims(&theirs["shape"]), "{result} of {config:?}");
         // The classes for videos clamp pixels themselves.
-        let is_clamped = result == "decoded" && class != "AutoencoderKLFlux2";
+        let is_clamped =
+            result == "decoded" && matches!(class, "AutoencoderKLQwenImage" | "AutoencoderKLWan");
         let ours = ctx.download_f32(&ours).expect("downloaded");
         let ours = ours.iter().step_by(stride).map(|x| match is_clamped {
             true => f64::from(x.clamp(-1.0, 1.0)),
@@ -115,6 +125,17 @@ fn check(class: &str, result: &str, build: impl Fn(&str, &Config, &mut Scope<'_>
     for (error, config) in errors {
         assert!(error <= LIMIT, "{result} of {config:?}: {error:e}");
     }
+}
+
+#[test]
+fn the_decoder_of_stable_diffusion_is_diffusers() {
+    check("AutoencoderKL", "decoded", decoder);
+}
+
+#[test]
+fn the_encoder_of_stable_diffusion_is_diffusers() {
+    check("AutoencoderKL", "encoded", encoder);
+    check("AutoencoderKL", "sampled", encoder);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes vaes.json: what diffusers' autoencoders of FLUX.2, Qwen-Image and Wan make of latents and pixels, for several configurations.
+"""Writes vaes.json: what diffusers' autoencoders of Stable Diffusion, FLUX, Qwen-Image and Wan make of latents and pixels, for several configurations.
 
     pip install torch diffusers
     python make_vaes.py
@@ -23,8 +23,13 @@ STILL = {"base_dim": 6, "z_dim": 4, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 
          "latents_mean": [-0.7, 0.1, 0.5, -1.2], "latents_std": [2.8, 1.4, 0.9, 1.9]}
 WAN22 = {**STILL, "is_residual": True, "in_channels": 12, "out_channels": 12, "patch_size": 2, "scale_factor_spatial": 16,
          "dim_mult": [1, 2, 4, 4], "decoder_base_dim": 8}
+KL = {"block_out_channels": [8, 16, 16], "down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3,
+      "latent_channels": 3, "layers_per_block": 1, "norm_num_groups": 4}
 # Class, configuration, latents [batch, n_frames, h, w].
 CASES = [
+    ("AutoencoderKL", KL, [2, 1, 1, 2]),
+    ("AutoencoderKL", {**KL, "scaling_factor": 1.5305, "shift_factor": 0.6, "use_quant_conv": False, "use_post_quant_conv": False}, [1, 1, 2, 3]),
+    ("AutoencoderKL", {**KL, "mid_block_add_attention": False, "layers_per_block": 2, "latents_mean": [-1.6, 1.9, 0.4], "latents_std": [8.5, 5.9, 0.7]}, [1, 1, 1, 1]),
     ("AutoencoderKLFlux2", FLUX2, [2, 1, 1, 2]),
     ("AutoencoderKLFlux2", {**FLUX2, "decoder_block_out_channels": [4, 8, 12, 12], "batch_norm_eps": 0.3}, [1, 1, 2, 1]),
     ("AutoencoderKLFlux2", {**FLUX2, "use_quant_conv": False, "use_post_quant_conv": False, "mid_block_add_attention": False}, [1, 1, 1, 1]),
@@ -84,7 +89,17 @@ def main():
         weights = set_weights(model)
         config = {key: value for key, value in model.config.items() if not key.startswith("_")}
         is_flux2 = name == "AutoencoderKLFlux2"
-        if is_flux2:
+        is_picture = is_flux2 or name == "AutoencoderKL"
+        pack = unpack = lambda x: x
+        if name == "AutoencoderKL":
+            # As StableDiffusionXLPipeline takes the two lists into account, and StableDiffusion3Pipeline the shift.
+            c = config["latent_channels"]
+            scale = config["scaling_factor"]
+            has_lists = config["latents_mean"] is not None
+            mean = torch.tensor(config["latents_mean"] if has_lists else [config["shift_factor"] or 0.0] * c).view(1, c, 1, 1)
+            std = torch.tensor(config["latents_std"] if has_lists else [1.0] * c).view(1, c, 1, 1) / scale
+            factor = 2 ** (len(config["block_out_channels"]) - 1)
+        elif is_flux2:
             c = 4 * config["latent_channels"]
             mean = model.bn.running_mean.view(1, c, 1, 1)
             std = torch.sqrt(model.bn.running_var.view(1, c, 1, 1) + config["batch_norm_eps"])
@@ -95,21 +110,20 @@ def main():
             c = config["z_dim"]
             mean = torch.tensor(config["latents_mean"]).view(1, c, 1, 1, 1)
             std = torch.tensor(config["latents_std"]).view(1, c, 1, 1, 1)
-            pack = unpack = lambda x: x
             factor = 2 ** (len(config["dim_mult"]) - 1) * (config.get("patch_size") or 1)
         n_temporal = 2 ** sum(config.get("temperal_downsample", []))
         n_pixel_frames = 1 + (n_frames - 1) * n_temporal
 
         latents = draw([batch, n_frames, h, w, c], 1).permute(0, 4, 1, 2, 3)
-        latents = latents[:, :, 0] if is_flux2 else latents
+        latents = latents[:, :, 0] if is_picture else latents
         decoded = model.decode(unpack(latents * std + mean), return_dict=False)[0]
 
         pixels = draw([batch, n_pixel_frames, factor * h, factor * w, 3], 2).mul(0.5).clamp(-1, 1).permute(0, 4, 1, 2, 3)
-        pixels = pixels[:, :, 0] if is_flux2 else pixels
+        pixels = pixels[:, :, 0] if is_picture else pixels
         posterior = model.encode(pixels).latent_dist
         encoded = (pack(posterior.mode()) - mean) / std
         noise = draw([batch, n_frames, h, w, c], 3).permute(0, 4, 1, 2, 3)
-        noise = unpack(noise[:, :, 0]) if is_flux2 else noise
+        noise = unpack(noise[:, :, 0]) if is_picture else noise
         sampled = (pack(posterior.mean + posterior.std * noise) - mean) / std
         cases.append({"class": name, "config": config, "weights": weights, "latents": [batch, n_frames, h, w, c],
                       "pixels": [batch, n_pixel_frames, factor * h, factor * w, 3],
