@@ -152,7 +152,7 @@ template <class T> DEVICE T* row_of(const Rows& rows, i64 row) {
 }
 
 // What `Activation` of the contract does; the numbers mirror `operand::activation_code`.
-enum ActivationCode { ACT_NONE = 0, ACT_SILU = 1, ACT_GELU_TANH = 2, ACT_GELU_ERF = 3, ACT_QUICK_GELU = 4, ACT_RELU = 5 };
+enum ActivationCode { ACT_NONE = 0, ACT_SILU = 1, ACT_GELU_TANH = 2, ACT_GELU_ERF = 3, ACT_QUICK_GELU = 4, ACT_RELU = 5, ACT_TANH = 6 };
 
 DEVICE float activate(int code, float x) {
     switch (code) {
@@ -162,6 +162,7 @@ DEVICE float activate(int code, float x) {
         case ACT_QUICK_GELU: return x / (1.0f + expf(-1.702f * x));
         // NaN stays NaN.
         case ACT_RELU: return x < 0.0f ? 0.0f : x;
+        case ACT_TANH: return tanhf(x);
         default: return x;
     }
 }

@@ -107,6 +107,7 @@ pub(crate) fn activation_code(activation: Activation) -> i32 {
         Activation::GeluErf => 3,
         Activation::QuickGelu => 4,
         Activation::Relu => 5,
+        Activation::Tanh => 6,
     }
 }
 

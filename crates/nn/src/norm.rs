@@ -72,6 +72,17 @@ impl RmsNorm {
         let weight = Some(ctx.weight(self.weight));
         ctx.backend.rms_norm(x, weight, self.group_len, self.eps, out)
     }
+
+    /// As [`RmsNorm::apply`], of a copy.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn forward(&self, ctx: &Ctx<'_>, x: &Tensor) -> Result<Tensor> {
+        let out = ctx.alloc(x.dims())?;
+        let weight = Some(ctx.weight(self.weight));
+        ctx.backend.rms_norm(x, weight, self.group_len, self.eps, &out)?;
+        Ok(out)
+    }
 }
 
 /// Group norm, optionally with an activation behind it.

@@ -32,6 +32,8 @@ pub enum Activation {
     QuickGelu,
     /// `max(x, 0)`
     Relu,
+    /// `tanh(x)`
+    Tanh,
 }
 
 /// What is done to a product or convolution before it is stored:

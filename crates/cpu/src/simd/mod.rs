@@ -169,6 +169,10 @@ pub(crate) struct QuickGelu;
 #[derive(Clone, Copy)]
 pub(crate) struct Relu;
 
+/// [`denoised_tensor::Activation::Tanh`].
+#[derive(Clone, Copy)]
+pub(crate) struct Tanh;
+
 impl ActivationFn for Identity {
     #[inline(always)]
     unsafe fn apply<S: Simd>(x: S::V) -> S::V {
@@ -217,6 +221,27 @@ impl ActivationFn for GeluErf {
     }
 }
 
+impl ActivationFn for Tanh {
+    #[inline(always)]
+    unsafe fn apply<S: Simd>(x: S::V) -> S::V {
+        // Near zero the quotient would cancel; there it is Cephes' `tanhf`, x + x^3 P(x^2) below 0.625.
+        let size = S::abs(x);
+        let square = S::mul(x, x);
+        let mut p = S::splat(-5.704_988_7e-3);
+        p = S::mul_add(p, square, S::splat(2.063_908_9e-2));
+        p = S::mul_add(p, square, S::splat(-5.373_971_6e-2));
+        p = S::mul_add(p, square, S::splat(1.333_144_2e-1));
+        p = S::mul_add(p, square, S::splat(-3.333_328_2e-1));
+        let near = S::mul_add(S::mul(p, square), x, x);
+        // (1 - t) / (1 + t) with t = exp(-2 |x|), and the sign of x.
+        let t = exp2::<S>(S::mul(size, S::splat(-2.0 * std::f32::consts::LOG2_E)));
+        let quotient = S::div(S::sub(S::splat(1.0), t), S::add(S::splat(1.0), t));
+        let zero = S::splat(0.0);
+        let far = S::select_less(x, zero, S::sub(zero, quotient), quotient);
+        S::select_less(size, S::splat(0.625), near, far)
+    }
+}
+
 /// Calls `$body` with `$name` as the type of `$activation`.
 macro_rules! with_activation {
     ($activation:expr, $name:ident => $body:expr) => {
@@ -243,6 +268,10 @@ macro_rules! with_activation {
             }
             denoised_tensor::Activation::Relu => {
                 type $name = $crate::simd::Relu;
+                $body
+            }
+            denoised_tensor::Activation::Tanh => {
+                type $name = $crate::simd::Tanh;
                 $body
             }
         }
@@ -290,6 +319,7 @@ mod tests {
         Exp2,
         GeluErf,
         Silu,
+        Tanh,
     }
 
     impl Kernel for Map<'_> {
@@ -304,6 +334,7 @@ mod tests {
                     Function::Exp2 => exp2::<S>(x),
                     Function::GeluErf => GeluErf::apply::<S>(x),
                     Function::Silu => Silu::apply::<S>(x),
+                    Function::Tanh => Tanh::apply::<S>(x),
                 };
                 S::store(out.as_mut_ptr().add(i), y);
             }
@@ -335,6 +366,21 @@ mod tests {
     fn exponentials_are_good_to_two_units_of_the_last_place() {
         let error = worst(Function::Exp2, -125.9, 127.9, f64::exp2);
         assert!(error < 2.4e-7, "{error:e}");
+    }
+
+    #[test]
+    fn tanh_is_good_to_a_few_units_of_the_last_place_and_ends_in_one() {
+        for (from, to) in [(-12.0, 12.0), (-1e-3, 1e-3), (-300.0, 300.0)] {
+            let error = worst(Function::Tanh, from, to, f64::tanh);
+            assert!(error < 4e-7, "{from} to {to}: {error:e}");
+        }
+        let x = [f32::NEG_INFINITY, f32::INFINITY, -0.0, f32::NAN].repeat(4);
+        for isa in Isa::ALL.iter().filter(|isa| isa.is_available()) {
+            // SAFETY: the set is available.
+            let y = with_isa!(*isa, S => unsafe { S::vectorize(Map { function: Function::Tanh, x: &x }) });
+            assert_eq!(y[..3], [-1.0, 1.0, 0.0], "{isa}");
+            assert!(y[3].is_nan(), "{isa}");
+        }
     }
 
     #[test]

@@ -2,13 +2,14 @@
 
 use denoised_tensor::Activation;
 
-pub(super) const ACTIVATIONS: [Activation; 6] = [
+pub(super) const ACTIVATIONS: [Activation; 7] = [
     Activation::None,
     Activation::Silu,
     Activation::GeluTanh,
     Activation::GeluErf,
     Activation::QuickGelu,
     Activation::Relu,
+    Activation::Tanh,
 ];
 
 pub(super) fn activate(activation: Activation, x: f64) -> f64 {
@@ -23,6 +24,7 @@ pub(super) fn activate(activation: Activation, x: f64) -> f64 {
         Activation::GeluErf => 0.5 * x * erfc(-x / 2f64.sqrt()),
         Activation::QuickGelu => x * sigmoid(1.702 * x),
         Activation::Relu => x.max(0.0),
+        Activation::Tanh => x.tanh(),
     }
 }
 
