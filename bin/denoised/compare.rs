@@ -247,58 +247,73 @@ fn relative_l2(found: &[f32], expected: &[f32]) -> f64 {
     (difference / norm).sqrt()
 }
 
-/// Joins what the requests of a batch of prompts returned: stacked on dimension 0, token ids under their prompt's number.
+/// Joins what the requests of a batch of prompts returned: stacked on dimension 0, where a request has several rows all first ones before
+/// all second ones; token ids, and encodings of which the reference holds a list, under their prompt's number.
 ///
 /// # Errors
 /// A tensor that not every request returned, or whose shapes do not fit on each other.
 pub(crate) fn stack(requests: Vec<Vec<NamedTensor>>) -> Result<Tensors, String> {
     let mut stacked = Tensors::new();
     let n_requests = requests.len();
-    let mut n_parts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut parts: BTreeMap<String, Vec<NamedTensor>> = BTreeMap::new();
     for (prompt_idx, tensors) in requests.into_iter().enumerate() {
         let mut seen = BTreeSet::new();
         for mut tensor in tensors {
             if !seen.insert(tensor.name.clone()) {
                 return Err(format!("the worker returned {} twice", tensor.name));
             }
-            if tensor.name.starts_with("token_ids") {
-                if prompt_idx > 0 {
-                    tensor.name = format!("{}.prompt{prompt_idx}", tensor.name);
-                }
-                stacked.insert(tensor.name.clone(), tensor);
-                continue;
-            }
-            *n_parts.entry(tensor.name.clone()).or_default() += 1;
-            match stacked.get_mut(&tensor.name) {
-                None => {
+            let of_list = tensor.name.split_once(".list0.");
+            let own_name = match of_list {
+                Some((tuple, call)) => Some(format!("{tuple}.list{prompt_idx}.{call}")),
+                None if !tensor.name.starts_with("token_ids") => None,
+                None if prompt_idx == 0 => Some(tensor.name.clone()),
+                None => Some(format!("{}.prompt{prompt_idx}", tensor.name)),
+            };
+            match own_name {
+                Some(name) => {
+                    tensor.name = name;
                     stacked.insert(tensor.name.clone(), tensor);
                 }
-                Some(before) => append(before, &tensor)?,
+                None => parts.entry(tensor.name.clone()).or_default().push(tensor),
             }
         }
     }
-    match n_parts.iter().find(|&(_, &n_parts)| n_parts != n_requests) {
-        Some((name, n_parts)) => Err(format!("{n_parts} of {n_requests} prompts returned {name}")),
-        None => Ok(stacked),
+    for (name, of_requests) in parts {
+        if of_requests.len() != n_requests {
+            let n_parts = of_requests.len();
+            return Err(format!("{n_parts} of {n_requests} prompts returned {name}"));
+        }
+        stacked.insert(name, joined(of_requests)?);
     }
+    Ok(stacked)
 }
 
-fn append(to: &mut NamedTensor, tensor: &NamedTensor) -> Result<(), String> {
-    let fits = to.dtype == tensor.dtype
-        && to.shape.len() == tensor.shape.len()
-        && !to.shape.is_empty()
-        && to.shape[1..] == tensor.shape[1..];
-    if !fits {
-        return Err(format!(
-            "{} of one prompt has shape {}, of another {}",
-            to.name,
-            shown(&to.shape),
-            shown(&tensor.shape)
-        ));
+fn joined(mut parts: Vec<NamedTensor>) -> Result<NamedTensor, String> {
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
     }
-    to.shape[0] += tensor.shape[0];
-    to.data.extend_from_slice(&tensor.data);
-    Ok(())
+    let mut whole = parts[0].clone();
+    let differs = |one: &&NamedTensor| one.dtype != whole.dtype || one.shape != whole.shape;
+    let n_rows = whole.shape.first().map_or(0, |rows| *rows as usize);
+    match parts.iter().find(differs) {
+        None if n_rows > 0 && parts.iter().all(NamedTensor::is_consistent) => {}
+        other => {
+            return Err(format!(
+                "{} of one prompt has shape {}, of another {}",
+                whole.name,
+                shown(&whole.shape),
+                shown(&other.unwrap_or(&whole).shape)
+            ));
+        }
+    }
+    whole.shape[0] *= parts.len() as u64;
+    let row_bytes = whole.data.len() / n_rows;
+    let rows = (0..n_rows).flat_map(|row_idx| {
+        let row = move |one: &NamedTensor| one.data[row_idx * row_bytes..][..row_bytes].to_vec();
+        parts.iter().flat_map(row)
+    });
+    whole.data = rows.collect();
+    Ok(whole)
 }
 
 /// Element `part_idx` of `n_parts` equal parts of dimension 0.
@@ -543,6 +558,22 @@ mod tests {
         let second = part(&stacked["image"], 1, 2).unwrap();
         assert_eq!((second.shape, second.data.len()), (vec![1, 2], 8));
         assert!(part(&stacked["image"], 0, 3).is_none());
+
+        // Two rows each, as guidance that doubles the latents has them, and an encoding of its own length.
+        let doubled = |value: f32, n_tokens: usize| {
+            vec![
+                NamedTensor::from_f32("noise_pred.0", &[2, 1], &[value, -value]),
+                NamedTensor::from_f32(
+                    "encode_prompt.0.list0.0",
+                    &[n_tokens as u64, 1],
+                    &vec![value; n_tokens],
+                ),
+            ]
+        };
+        let stacked = stack(vec![doubled(1.0, 2), doubled(2.0, 3)]).unwrap();
+        assert_eq!(stacked["noise_pred.0"].to_f32().unwrap(), [1.0, 2.0, -1.0, -2.0]);
+        assert_eq!(stacked["encode_prompt.0.list0.0"].shape, [2, 1]);
+        assert_eq!(stacked["encode_prompt.0.list1.0"].shape, [3, 1]);
 
         let mut short = request(6, 0.25);
         short.pop();
