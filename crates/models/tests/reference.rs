@@ -163,6 +163,26 @@ fn flux2_klein_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
+fn pixart_is_diffusers() {
+    check_case(&support::data("pixart"));
+}
+
+#[test]
+fn pixart_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("pixart"));
+}
+
+#[test]
+fn zimage_is_diffusers() {
+    check_case(&support::data("zimage"));
+}
+
+#[test]
+fn zimage_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("zimage"));
+}
+
+#[test]
 fn further_cases_are_diffusers() {
     let folders = std::env::var("DENOISED_REFERENCE_CASES").unwrap_or_default();
     for folder in folders.split(':').filter(|folder| !folder.is_empty()) {
@@ -299,14 +319,14 @@ fn rows(tensor: &NamedTensor) -> Vec<NamedTensor> {
     tensor.data.chunks_exact(n_bytes).map(row).collect()
 }
 
-/// The tensors of several requests as one batch, where one has several rows all first ones before all second ones; ids stay apart, as
-/// their lengths differ.
+/// The tensors of several requests as one batch, where one has several rows all first ones before all second ones; ids and encodings
+/// of which the reference holds a list stay apart, as their lengths differ.
 fn stacked(outcomes: &[support::Outcome]) -> Vec<NamedTensor> {
     let mut all = outcomes[0].trace.clone();
     for (tensor_idx, whole) in all.iter_mut().enumerate() {
         let same: Vec<&NamedTensor> = outcomes.iter().map(|one| &one.trace[tensor_idx]).collect();
         assert!(same.iter().all(|one| one.name == whole.name));
-        if whole.name.starts_with("token_ids") || whole.shape[0] == 0 {
+        if is_apart(&whole.name) || whole.shape[0] == 0 {
             continue;
         }
         let rows: Vec<Vec<NamedTensor>> = same.iter().map(|one| rows(one)).collect();
@@ -316,16 +336,23 @@ fn stacked(outcomes: &[support::Outcome]) -> Vec<NamedTensor> {
             .collect();
     }
     for (idx, outcome) in outcomes.iter().enumerate().skip(1) {
-        let ids = outcome
-            .trace
-            .iter()
-            .filter(|one| one.name.starts_with("token_ids"));
-        all.extend(ids.map(|one| NamedTensor {
-            name: format!("{}.prompt{idx}", one.name),
+        let apart = outcome.trace.iter().filter(|one| is_apart(&one.name));
+        all.extend(apart.map(|one| NamedTensor {
+            name: match one.name.split_once(LIST) {
+                Some((tuple, call)) => format!("{tuple}.list{idx}.{call}"),
+                None => format!("{}.prompt{idx}", one.name),
+            },
             ..one.clone()
         }));
     }
     all
+}
+
+/// In the names of a first prompt's encodings where the reference holds a list of them.
+const LIST: &str = ".list0.";
+
+fn is_apart(name: &str) -> bool {
+    name.starts_with("token_ids") || name.contains(LIST)
 }
 
 fn read_tensors(path: &Path) -> BTreeMap<String, NamedTensor> {

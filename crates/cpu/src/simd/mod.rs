@@ -228,10 +228,10 @@ impl ActivationFn for Tanh {
         let size = S::abs(x);
         let square = S::mul(x, x);
         let mut p = S::splat(-5.704_988_7e-3);
-        p = S::mul_add(p, square, S::splat(2.063_908_9e-2));
+        p = S::mul_add(p, square, S::splat(2.063_908_8e-2));
         p = S::mul_add(p, square, S::splat(-5.373_971_6e-2));
         p = S::mul_add(p, square, S::splat(1.333_144_2e-1));
-        p = S::mul_add(p, square, S::splat(-3.333_328_2e-1));
+        p = S::mul_add(p, square, S::splat(-3.333_328e-1));
         let near = S::mul_add(S::mul(p, square), x, x);
         // (1 - t) / (1 + t) with t = exp(-2 |x|), and the sign of x.
         let t = exp2::<S>(S::mul(size, S::splat(-2.0 * std::f32::consts::LOG2_E)));

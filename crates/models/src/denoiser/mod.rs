@@ -10,6 +10,7 @@ mod qwen_image;
 mod rope;
 mod unet;
 mod wan;
+mod zimage;
 
 mod patches;
 
@@ -21,6 +22,7 @@ pub(crate) use pixart::{Pixart, PixartConfig};
 pub(crate) use qwen_image::{QwenImage, QwenImageConfig};
 pub(crate) use unet::{Unet, UnetConfig};
 pub(crate) use wan::{Wan, WanConfig};
+pub(crate) use zimage::{PATCH as ZIMAGE_PATCH, ZImage, ZImageConfig};
 
 use crate::conditioning::Conditioning;
 use denoised_nn::{Ctx, Result};

@@ -11,6 +11,7 @@ mod sd;
 mod sd3;
 mod sdxl;
 mod wan;
+mod zimage;
 
 use crate::{ModelError, diffusion::DiffusionModel, parts::Opened, pipeline::Model};
 use denoised_checkpoint::Folder;
@@ -104,6 +105,10 @@ const FAMILIES: &[Family] = &[
     Family {
         pipeline_class: "WanImageToVideoPipeline",
         open: wan::open_image_to_video,
+    },
+    Family {
+        pipeline_class: "ZImagePipeline",
+        open: zimage::open,
     },
 ];
 
