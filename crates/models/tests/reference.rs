@@ -183,6 +183,26 @@ fn zimage_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
+fn wan21_from_a_first_frame_is_diffusers() {
+    check_case(&support::data("wan21-i2v"));
+}
+
+#[test]
+fn wan21_from_a_first_frame_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("wan21-i2v"));
+}
+
+#[test]
+fn wan22_with_timesteps_per_frame_is_diffusers() {
+    check_case(&support::data("wan22-ti2v-i2v"));
+}
+
+#[test]
+fn wan22_with_timesteps_per_frame_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("wan22-ti2v-i2v"));
+}
+
+#[test]
 fn further_cases_are_diffusers() {
     let folders = std::env::var("DENOISED_REFERENCE_CASES").unwrap_or_default();
     for folder in folders.split(':').filter(|folder| !folder.is_empty()) {
