@@ -17,9 +17,14 @@ thread_local! { static CURRENT: Cell<usize> = const { Cell::new(0) }; }
 static FAULTS: [AtomicI32; env::MAX_DEVICES] = [const { AtomicI32::new(0) }; env::MAX_DEVICES];
 static RETAINED: [AtomicUsize; env::MAX_DEVICES] = [const { AtomicUsize::new(0) }; env::MAX_DEVICES];
 
+/// The calling thread's device, sound or not.
+pub(crate) fn entered() -> Outcome<usize> {
+    CURRENT.get().checked_sub(1).ok_or(INVALID_CONTEXT)
+}
+
 /// The calling thread's device, if it is sound.
 pub(crate) fn current() -> Outcome<usize> {
-    let device = CURRENT.get().checked_sub(1).ok_or(INVALID_CONTEXT)?;
+    let device = entered()?;
     check(device)?;
     Ok(device)
 }

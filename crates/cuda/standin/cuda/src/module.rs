@@ -85,7 +85,7 @@ api! {
         let symbol = CString::new(format!("cpucuda_kernel_{name}")).map_err(|_| INVALID_VALUE)?;
         let record = unsafe { libc::dlsym(module as *mut c_void, symbol.as_ptr()).cast::<KernelRecord>().as_ref() };
         let record = record.ok_or(NOT_FOUND)?;
-        let function = Function { device: device::current()?, record, name, max_shared_bytes: AtomicUsize::new(SHARED_BYTES) };
+        let function = Function { device: device::entered()?, record, name, max_shared_bytes: AtomicUsize::new(SHARED_BYTES) };
         unsafe { *handle = Box::into_raw(Box::new(function)) as usize };
         Ok(())
     }
