@@ -1,8 +1,8 @@
 //! Workers on CUDA devices: the real programs and processes, on the stand-in for CUDA's libraries.
 
-use crate::support::{Outcome, Running, case, children_of, denoised, is_alive, send};
+use crate::support::{Outcome, Running, case, children_of, demo_model, denoised, is_alive, send};
 use denoised_engine::{Engine, EngineHandle, EngineOptions, RequestEvent, RequestPolicy, SubmitOptions};
-use denoised_executor::{Executor, MpExecutor, MpOptions};
+use denoised_executor::{Executor, Limits, MpExecutor, MpOptions};
 use denoised_testkit::standin::{self, Schedule, Standin};
 use denoised_types::{Failure, FailureCode, GenerateRequest, WorkerConfig};
 use rustix::process::Signal;
@@ -199,12 +199,17 @@ const LARGE_PX: u32 = 1024;
 
 /// One worker with the U-Net of the case `sd15` on the device of `standin`.
 fn start(standin: &Standin) -> (EngineHandle, Arc<MpExecutor>) {
+    start_of(standin, &case("sd15").join("model"), Limits::default())
+}
+
+fn start_of(standin: &Standin, model: &Path, limits: Limits) -> (EngineHandle, Arc<MpExecutor>) {
     let config = WorkerConfig {
         device: "cuda".to_owned(),
         dtype: "f32".to_owned(),
-        ..WorkerConfig::new(case("sd15").join("model"))
+        ..WorkerConfig::new(model)
     };
     let mut options = MpOptions::new(1, config);
+    options.limits = limits;
     options.program.path = Some(env!("CARGO_BIN_EXE_denoised").into());
     options.program.env = standin.env();
     options.start_limit = Duration::from_secs(240);
@@ -298,6 +303,50 @@ fn a_fault_of_the_device_fails_the_worker_with_its_name_and_its_launch() {
             assert!(message.contains(word), "{word}: {message}");
         }
     }
+}
+
+/// A kernel that never ends: its worker says nothing more and is taken for hung, though its control thread answers all the while.
+#[test]
+fn a_kernel_that_never_ends_fails_the_worker_and_everything_goes() {
+    let standin = Standin {
+        n_devices: 1,
+        // The first picture is the warm-up's.
+        more: vec![("FAKECUDA_HANG", "to_pixels_f32:2".to_owned())],
+        ..Standin::default()
+    };
+    let silence = Duration::from_secs(30);
+    let limits = Limits {
+        silence,
+        ..Limits::default()
+    };
+    let (engine, executor) = start_of(&standin, &demo_model(), limits);
+    let request = GenerateRequest {
+        n_steps: Some(2),
+        ..GenerateRequest::new("a red apple")
+    };
+    let handle = engine
+        .submit(request, SubmitOptions::default())
+        .expect("there is room");
+    let mut failure = None;
+    for event in handle {
+        match event {
+            RequestEvent::Step { n_done, n_steps } if n_done == n_steps => {
+                device_memory(&*executor);
+            }
+            RequestEvent::Finished(_) => panic!("the kernel ended"),
+            RequestEvent::Failed(own) => failure = Some(own),
+            _ => {}
+        }
+    }
+    let failure = failure.expect("every request ends");
+    assert_eq!(failure.code, FailureCode::WorkerLost, "{failure}");
+    assert!(
+        failure.message.contains("reported nothing for 30s"),
+        "{failure}"
+    );
+    let report = engine.close(Duration::from_secs(10));
+    assert!(report.is_complete && report.failure.is_some(), "{report:?}");
+    assert_eq!(report.shutdown.ranks.len(), 1, "{report:?}");
 }
 
 /// Later steps are replays of one recording, whose fault names it; where every launch is waited for, the kernel is named there too.
@@ -398,6 +447,17 @@ fn auto_takes_the_cpu_where_cuda_does_not_work_and_says_why() {
         for word in ["device cpu", "f32", missing[0]] {
             assert!(outcome.stderr.contains(word), "{missing:?}: {}", outcome.stderr);
         }
+    }
+    // A driver that is too old.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let standin = Standin {
+        more: vec![("FAKECUDA_DRIVER", "12020".to_owned())],
+        ..Standin::default()
+    };
+    let args = ["generate", "p", "--seed", "1", "--steps", "1", "--device", "auto"];
+    let outcome = run_on(&standin, folder.path(), &args).expect_code(0);
+    for word in ["device cpu", "f32", "12.2", "update the driver"] {
+        assert!(outcome.stderr.contains(word), "{word}: {}", outcome.stderr);
     }
     // Fewer devices than workers.
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -9,7 +9,9 @@ use crate::device::{Opened, open_device};
 use crate::{Program, Stage, Start, StartContext, Started, StepWave, WaveMember, WaveSink};
 use denoised_models::{Model, Pipeline, Running};
 use denoised_tensor::{PrepareInput, Prepared};
-use denoised_types::{Failure, FailureCode, GenerateRequest, Generated, PhaseTimes, Rank, RequestId};
+use denoised_types::{
+    Failure, FailureCode, GenerateRequest, Generated, Image, Mask, PhaseTimes, Rank, RequestId, Task,
+};
 use denoised_wire::StartPhase;
 use std::time::Instant;
 
@@ -83,35 +85,55 @@ fn prepare(
     Ok(prepared)
 }
 
-/// Computes a picture as small as the model makes them, which takes every part of it: one step, and its decoding.
+/// Computes a picture or video as small as the model makes them, which takes every part of it: a step or two, and its decoding.
 fn warm_up(pipeline: &dyn Pipeline) -> Result<(), Failure> {
     let info = pipeline.info();
     let mut side_px = info.grid_px;
-    let mut request = warm_up_request(pipeline, side_px);
-    // Some models make nothing as small as one step of their grid.
-    while side_px <= info.max_side_px / 2 {
-        match pipeline.resolve(&request) {
-            Err(failure) if failure.code == FailureCode::InvalidRequest => side_px *= 2,
-            _ => break,
+    let mut request = warm_up_request(pipeline, side_px, 1);
+    // Some models make nothing as small as one step of their grid, and some schedules leave nothing to a single step.
+    'sizes: while side_px <= info.max_side_px / 2 {
+        for n_steps in [1, 2] {
+            request = warm_up_request(pipeline, side_px, n_steps);
+            match pipeline.resolve(&request) {
+                Err(failure) if failure.code == FailureCode::InvalidRequest => {}
+                _ => break 'sizes,
+            }
         }
-        request = warm_up_request(pipeline, side_px);
+        side_px *= 2;
+        request = warm_up_request(pipeline, side_px, 1);
     }
     let mut running = pipeline.begin(&request)?;
-    for outcome in pipeline.step(&mut [running.as_mut()])? {
-        outcome?;
+    for _ in 0..request.n_steps.unwrap_or(1) {
+        for outcome in pipeline.step(&mut [running.as_mut()])? {
+            outcome?;
+        }
     }
     pipeline.decode(running.as_mut())?;
     Ok(())
 }
 
-/// One step of a square picture.
-fn warm_up_request(pipeline: &dyn Pipeline, side_px: u32) -> GenerateRequest {
+/// A square, given what the model cannot do without.
+fn warm_up_request(pipeline: &dyn Pipeline, side_px: u32, n_steps: u32) -> GenerateRequest {
+    let info = pipeline.info();
+    let from_nothing = [Task::TextToImage, Task::ClassToImage, Task::TextToVideo];
+    let needs_picture = !info.tasks.is_empty() && !info.tasks.iter().any(|task| from_nothing.contains(task));
+    let needs_mask = needs_picture && info.tasks.iter().all(|task| *task == Task::Inpaint);
+    let n_pixels = side_px as usize * side_px as usize;
+    let picture = || Image::picture(side_px, side_px, vec![128; 3 * n_pixels]);
+    let mask = || Mask {
+        width: side_px,
+        height: side_px,
+        luma: vec![255; n_pixels],
+    };
     GenerateRequest {
         // A checkpoint's own may be none of those that are known.
-        sampler: pipeline.info().samplers.first().cloned(),
+        sampler: info.samplers.first().cloned(),
         width: Some(side_px),
         height: Some(side_px),
-        n_steps: Some(1),
+        n_frames: info.video.map(|video| 1 + video.frame_step),
+        n_steps: Some(n_steps),
+        images: needs_picture.then(picture).into_iter().collect(),
+        mask: needs_mask.then(mask),
         ..GenerateRequest::new("")
     }
 }
