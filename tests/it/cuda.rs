@@ -340,10 +340,7 @@ fn a_kernel_that_never_ends_fails_the_worker_and_everything_goes() {
     }
     let failure = failure.expect("every request ends");
     assert_eq!(failure.code, FailureCode::WorkerLost, "{failure}");
-    assert!(
-        failure.message.contains("reported nothing for 30s"),
-        "{failure}"
-    );
+    assert!(failure.message.contains("reported nothing for 30s"), "{failure}");
     let report = engine.close(Duration::from_secs(10));
     assert!(report.is_complete && report.failure.is_some(), "{report:?}");
     assert_eq!(report.shutdown.ranks.len(), 1, "{report:?}");
