@@ -64,6 +64,7 @@ masks and position ids, equality is exact.
 """
 
 import argparse
+import functools
 import inspect
 import io
 import json
@@ -660,6 +661,8 @@ def spy_on_steps(pipe, tensors):
     timesteps."""
     timesteps, step = [], pipe.scheduler.step
 
+    # Pipelines look at the signature before they pass their generator.
+    @functools.wraps(step)
     def recorded_step(model_output, timestep, sample, *args, **kwargs):
         out = step(model_output, timestep, sample, *args, **kwargs)
         latents = out[0] if isinstance(out, tuple) else out.prev_sample
