@@ -91,6 +91,8 @@ pub(crate) enum Command {
     /// Compare a model with a stored reference case, tensor by tensor
     #[command(after_long_help = format!("{MODES_HELP}\n\n{VERIFY_HELP}\n\n{EXIT_CODES}"))]
     Verify(VerifyArgs),
+    /// List the samplers and the names that they answer to
+    Samplers(SamplersArgs),
     /// Measure message paths, denoise steps and memory on this machine
     Bench(BenchArgs),
 }
@@ -262,7 +264,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N")]
     pub(crate) clip_skip: Option<u32>,
 
-    /// Sampler, such as `flow-euler` [default: the model's]
+    /// Sampler, such as `euler-a` or `DPM++ 2M Karras`; `denoised samplers` lists them [default: the model's]
     #[arg(long, value_name = "NAME")]
     pub(crate) sampler: Option<String>,
 
@@ -288,6 +290,13 @@ pub(crate) struct GenerateArgs {
     /// No progress and no text, only errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SamplersArgs {
+    /// One JSON object per sampler
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -9,6 +9,7 @@ mod bench;
 mod bench_memory;
 mod bench_step;
 mod generate;
+mod samplers;
 mod verify;
 mod video_file;
 
@@ -86,6 +87,7 @@ fn supervise() -> ExitCode {
     let outcome = interrupt::listen().and_then(|()| match &cli.command {
         Command::Generate(args) => generate::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Samplers(args) => samplers::run(args),
         Command::Bench(args) => bench::run(args),
     });
     interrupt::stand_by_if_ending();
