@@ -4,7 +4,7 @@
 //! S2. The others bracket the case: there are requests that begin before, with and after it, that end earlier and later, that are
 //!     computed in one batch with it and that cannot be, and some that are given up on the way.
 
-use denoised_types::{Capture, GenerateRequest, ModelInfo};
+use denoised_types::{Capture, GenerateRequest, ModelInfo, Task};
 
 /// The wave that the case joins when others take part, counted from 0: one that came before has done a step by then.
 const CASE_JOINS_AT: u32 = 1;
@@ -57,8 +57,15 @@ fn other(case: &GenerateRequest, other_idx: u16, model: &ModelInfo) -> Participa
     let case_steps = case.n_steps.unwrap_or(model.default_n_steps);
     let steps = |n: u32| Some(n.clamp(1, GenerateRequest::MAX_STEPS));
     let prompt = PROMPTS[usize::from(other_idx) % PROMPTS.len()];
+    let is_of_class = model.tasks.contains(&Task::ClassToImage);
     let alike = GenerateRequest {
-        prompt: prompt.to_owned(),
+        prompt: if is_of_class {
+            case.prompt.clone()
+        } else {
+            prompt.to_owned()
+        },
+        // They have other numbers of steps.
+        sigmas: Vec::new(),
         seed: case.seed.wrapping_add(1 + u64::from(other_idx)),
         latents: None,
         capture: Capture::Image,

@@ -115,7 +115,10 @@ impl Tasks {
         let animates = self.is_first_frame_kept || self.channels == Channels::FirstFrame;
         [
             (!self.needs_image, of_text),
-            (self.image_to_image, Task::ImageToImage),
+            (
+                self.image_to_image && self.channels != Channels::Inpaint,
+                Task::ImageToImage,
+            ),
             (
                 self.image_to_image || self.channels == Channels::Inpaint,
                 Task::Inpaint,

@@ -17,7 +17,7 @@ use crate::{
 use denoised_checkpoint::{Config, Folder};
 use denoised_nn::{Ctx, Result};
 use denoised_sampler::{Ask, Sampler, SamplerError, Schedule};
-use denoised_types::{Image, NamedTensor};
+use denoised_types::{Image, ModelInfo, NamedTensor, Task};
 use serde_json::Value;
 
 const DEFAULT_N_STEPS: u32 = 50;
@@ -59,7 +59,10 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
     };
     let n_classes = u32::try_from(dit.n_classes).unwrap_or(u32::MAX);
     loading.finish(Parts {
-        info: model_info("dit", &sizes, DEFAULT_N_STEPS, DEFAULT_GUIDANCE),
+        info: ModelInfo {
+            tasks: vec![Task::ClassToImage],
+            ..model_info("dit", &sizes, DEFAULT_N_STEPS, DEFAULT_GUIDANCE)
+        },
         latents: LatentsLayout {
             steps: TensorLayout::Doubled,
             ..LatentsLayout::picture(dit.base.c_in, kl.factor(), dit.base.patch)
