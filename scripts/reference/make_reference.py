@@ -64,6 +64,7 @@ masks and position ids, equality is exact.
 """
 
 import argparse
+import copy
 import functools
 import inspect
 import io
@@ -725,6 +726,7 @@ def spy_on_encode_prompt(pipe, tensors):
 def picture(pipe, family, call):
     """Calls the pipeline with the seeded generator and returns its images or frames as float32."""
     generator = torch.Generator().manual_seed(SEED)
+    call = copy.deepcopy(call)  # Some pipelines write into the lists that they are given.
     if family == "dit":  # It has no "pt" output.
         images = pipe(**call, generator=generator, output_type="np").images
         return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float()

@@ -83,7 +83,8 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
     })
 }
 
-/// A sampler that is given noise as it is drawn, however much noise its schedule begins with.
+/// A sampler as the pipeline uses it: it begins with noise as it is drawn, and a step goes on from the latents as the denoiser saw them,
+/// scaled. Nothing changes for samplers that scale neither.
 #[derive(Debug)]
 struct Unscaled(Box<dyn Sampler>);
 
@@ -93,15 +94,19 @@ impl Sampler for Unscaled {
     }
 
     fn schedule(&self, ask: &Ask<'_>) -> std::result::Result<Schedule, SamplerError> {
-        Ok(Schedule {
-            init_noise_scale: 1.0,
-            ..self.0.schedule(ask)?
-        })
+        let mut schedule = self.0.schedule(ask)?;
+        schedule.init_noise_scale = 1.0;
+        for (update, scale) in schedule.updates.iter_mut().zip(&schedule.input_scales) {
+            for of_latents in update.rows.iter_mut().filter_map(|row| row.first_mut()) {
+                *of_latents *= scale;
+            }
+        }
+        Ok(schedule)
     }
 }
 
-/// The pipeline never scales the noise that it begins with. So of the samplers that a request may choose, those that need that are left
-/// out; the checkpoint's own, the first if `has_own`, computes what it computes there.
+/// The pipeline never scales latents as samplers like Euler's need it. So of the samplers that a request may choose, those are left out;
+/// the checkpoint's own, the first if `has_own`, computes what it computes there.
 fn unscaled(samplers: Vec<Box<dyn Sampler>>, has_own: bool) -> Vec<Box<dyn Sampler>> {
     let ask = Ask {
         n_steps: DEFAULT_N_STEPS as usize,
@@ -110,7 +115,9 @@ fn unscaled(samplers: Vec<Box<dyn Sampler>>, has_own: bool) -> Vec<Box<dyn Sampl
         strength: None,
     };
     let needs_scale = |sampler: &dyn Sampler| match sampler.schedule(&ask) {
-        Ok(schedule) => schedule.init_noise_scale != 1.0,
+        Ok(schedule) => {
+            schedule.init_noise_scale != 1.0 || schedule.input_scales.iter().any(|scale| *scale != 1.0)
+        }
         Err(_) => false,
     };
     let kept = samplers.into_iter().enumerate();
