@@ -6,8 +6,9 @@
 
 use crate::{
     Sampler, SamplerError,
-    config::{PredictionType, SamplerConfig, Solver},
-    ddim, ddpm, dpm, dpm_single, euler, euler_ancestral, flow_euler, heun, lcm, pndm, unipc,
+    config::{PredictionType, SamplerConfig, Solver, TimestepSpacing},
+    ddim, ddpm, deis, dpm, dpm_single, euler, euler_ancestral, flow_euler, heun, kdpm2, lcm, lms, pndm,
+    unipc,
 };
 
 /// What a denoiser was trained for.
@@ -24,8 +25,8 @@ type Build = fn(Solver, &SamplerConfig) -> Result<Box<dyn Sampler>, SamplerError
 /// A row of the catalog.
 struct Row {
     kind: Kind,
-    /// The first is the name, those behind it the names with other spacings, in the order of [`SUFFIXES`].
-    names: &'static [&'static str],
+    /// The name, and names of the same with another spacing.
+    names: &'static [(&'static str, Suffix)],
     /// Class in diffusers.
     class: &'static str,
     /// What others call it.
@@ -35,16 +36,83 @@ struct Row {
     build: Build,
 }
 
-/// Spacings of sigmas: what a name ends in, and what others call them.
-const SUFFIXES: [(&str, &[&str]); 4] = [("", &[]), ("-karras", &[]), ("-exponential", &[]), ("-beta", &[])];
+/// How a name spaces noise levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Suffix {
+    /// As the file says.
+    AsWritten,
+    Karras,
+    Exponential,
+    Beta,
+    /// The timesteps, from the last training timestep down.
+    Trailing,
+}
 
+impl Suffix {
+    /// What names end in that others give.
+    fn endings(self) -> &'static [&'static str] {
+        match self {
+            Self::AsWritten => &[""],
+            Self::Karras => &["_karras"],
+            Self::Exponential => &["_exponential"],
+            Self::Beta => &["_beta"],
+            // ComfyUI's visits the same timesteps but for their rounding.
+            Self::Trailing => &["_trailing", "_sgm_uniform"],
+        }
+    }
+
+    fn adjust(self, config: &mut SamplerConfig) {
+        if self == Self::AsWritten {
+            return;
+        }
+        config.use_karras_sigmas = Some(self == Self::Karras);
+        config.use_exponential_sigmas = Some(self == Self::Exponential);
+        config.use_beta_sigmas = Some(self == Self::Beta);
+        config.use_lu_lambdas = Some(false);
+        if self == Self::Trailing {
+            config.timestep_spacing = Some(TimestepSpacing::Trailing);
+        }
+    }
+}
+
+/// A name alone.
+macro_rules! plain {
+    ($name:literal) => {
+        &[($name, Suffix::AsWritten)]
+    };
+}
+
+/// A name and one for timesteps from the last down.
+macro_rules! trailed {
+    ($name:literal) => {
+        &[
+            ($name, Suffix::AsWritten),
+            (concat!($name, "-trailing"), Suffix::Trailing),
+        ]
+    };
+}
+
+/// A name and those for spacings of sigmas.
 macro_rules! spaced {
     ($name:literal) => {
         &[
-            $name,
-            concat!($name, "-karras"),
-            concat!($name, "-exponential"),
-            concat!($name, "-beta"),
+            ($name, Suffix::AsWritten),
+            (concat!($name, "-karras"), Suffix::Karras),
+            (concat!($name, "-exponential"), Suffix::Exponential),
+            (concat!($name, "-beta"), Suffix::Beta),
+        ]
+    };
+}
+
+/// All of them.
+macro_rules! spaced_and_trailed {
+    ($name:literal) => {
+        &[
+            ($name, Suffix::AsWritten),
+            (concat!($name, "-karras"), Suffix::Karras),
+            (concat!($name, "-exponential"), Suffix::Exponential),
+            (concat!($name, "-beta"), Suffix::Beta),
+            (concat!($name, "-trailing"), Suffix::Trailing),
         ]
     };
 }
@@ -102,7 +170,7 @@ macro_rules! build {
 const ROWS: &[Row] = &[
     Row {
         kind: Kind::Discrete,
-        names: &["ddim"],
+        names: trailed!("ddim"),
         class: ddim::CLASS,
         aliases: &[],
         adjust: unchanged,
@@ -110,7 +178,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: &["ddpm"],
+        names: plain!("ddpm"),
         class: ddpm::CLASS,
         aliases: &[],
         adjust: unchanged,
@@ -118,7 +186,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: spaced!("euler"),
+        names: spaced_and_trailed!("euler"),
         class: euler::CLASS,
         aliases: &["k_euler"],
         adjust: unchanged,
@@ -126,7 +194,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: &["euler-a"],
+        names: trailed!("euler-a"),
         class: euler_ancestral::CLASS,
         aliases: &["euler_ancestral", "k_euler_a"],
         adjust: unchanged,
@@ -142,7 +210,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: spaced!("dpm++-2m"),
+        names: spaced_and_trailed!("dpm++-2m"),
         class: dpm::CLASS,
         aliases: &["k_dpmpp_2m"],
         adjust: dpm_plus_plus,
@@ -166,7 +234,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: &["dpm-solver"],
+        names: plain!("dpm-solver"),
         class: dpm::CLASS,
         aliases: &[],
         adjust: dpm_solver,
@@ -174,7 +242,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: &["dpm-solver-sde"],
+        names: plain!("dpm-solver-sde"),
         class: dpm::CLASS,
         aliases: &[],
         adjust: dpm_solver_sde,
@@ -190,7 +258,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: &["dpm-solver-2s"],
+        names: plain!("dpm-solver-2s"),
         class: dpm_single::CLASS,
         aliases: &[],
         adjust: dpm_solver,
@@ -206,7 +274,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: spaced!("unipc"),
+        names: spaced_and_trailed!("unipc"),
         class: unipc::CLASS,
         aliases: &["uni_pc_bh2"],
         adjust: unchanged,
@@ -214,7 +282,39 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: &["pndm"],
+        names: spaced!("dpm2"),
+        class: kdpm2::CLASS,
+        aliases: &["dpm_2", "k_dpm_2"],
+        adjust: unchanged,
+        build: build!(kdpm2::Kdpm2),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("dpm2-a"),
+        class: kdpm2::ANCESTRAL_CLASS,
+        aliases: &["dpm_2_ancestral", "k_dpm_2_a"],
+        adjust: unchanged,
+        build: build!(kdpm2::Kdpm2),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("lms"),
+        class: lms::CLASS,
+        aliases: &["k_lms"],
+        adjust: unchanged,
+        build: build!(lms::Lms),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: spaced!("deis"),
+        class: deis::CLASS,
+        aliases: &[],
+        adjust: unchanged,
+        build: build!(deis::Deis),
+    },
+    Row {
+        kind: Kind::Discrete,
+        names: plain!("pndm"),
         class: pndm::CLASS,
         aliases: &["plms"],
         adjust: unchanged,
@@ -222,7 +322,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: &["lcm"],
+        names: plain!("lcm"),
         class: lcm::CLASS,
         aliases: &[],
         adjust: unchanged,
@@ -230,7 +330,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Discrete,
-        names: &["tcd"],
+        names: plain!("tcd"),
         class: lcm::TCD_CLASS,
         aliases: &[],
         adjust: unchanged,
@@ -246,7 +346,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Flow,
-        names: &["flow-heun"],
+        names: plain!("flow-heun"),
         class: heun::FLOW_CLASS,
         aliases: &["heun", "k_heun", "HeunDiscreteScheduler"],
         adjust: flow_shift,
@@ -254,7 +354,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Flow,
-        names: &["unipc"],
+        names: plain!("unipc"),
         class: unipc::CLASS,
         aliases: &["uni_pc_bh2"],
         adjust: flow_sigmas,
@@ -262,7 +362,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Flow,
-        names: &["dpm++-2m"],
+        names: plain!("dpm++-2m"),
         class: dpm::CLASS,
         aliases: &["k_dpmpp_2m"],
         adjust: flow_sigmas_plus_plus,
@@ -270,11 +370,19 @@ const ROWS: &[Row] = &[
     },
     Row {
         kind: Kind::Flow,
-        names: &["dpm++-2m-sde"],
+        names: plain!("dpm++-2m-sde"),
         class: dpm::CLASS,
         aliases: &["k_dpmpp_2m_sde", "dpmpp_2m_sde_gpu"],
         adjust: flow_sigmas_sde,
         build: build!(dpm::Dpm),
+    },
+    Row {
+        kind: Kind::Flow,
+        names: plain!("deis"),
+        class: deis::CLASS,
+        aliases: &[],
+        adjust: flow_sigmas_plus_plus,
+        build: build!(deis::Deis),
     },
 ];
 
@@ -295,16 +403,19 @@ pub struct SamplerName {
 pub fn sampler_names() -> Vec<SamplerName> {
     let mut names = Vec::new();
     for row in ROWS {
-        for (spacing_idx, name) in row.names.iter().enumerate() {
+        for (name, suffix) in row.names {
+            let aliases = suffix.endings().iter().flat_map(|ending| {
+                let own = (row.names[0].0, *ending);
+                let others = row.aliases.iter().map(|alias| (*alias, *ending));
+                std::iter::once(own).chain(others)
+            });
+            let aliases = aliases.map(|(alias, ending)| format!("{alias}{ending}"));
+            let aliases = aliases.filter(|alias| essence(alias) != essence(name)).collect();
             names.push(SamplerName {
                 name,
                 kind: row.kind,
                 class: row.class,
-                aliases: row
-                    .aliases
-                    .iter()
-                    .map(|alias| format!("{alias}{}", SUFFIXES[spacing_idx].0.replace('-', "_")))
-                    .collect(),
+                aliases,
             });
         }
     }
@@ -344,19 +455,14 @@ pub fn build_sampler(
     config: &SamplerConfig,
 ) -> Option<Result<Box<dyn Sampler>, SamplerError>> {
     ROWS.iter().filter(|row| row.kind == kind).find_map(|row| {
-        let spacing_idx = row.names.iter().position(|other| *other == name)?;
+        let (name, suffix) = row.names.iter().find(|(other, _)| *other == name)?;
         let solver = Solver {
             class: row.class,
-            name: row.names[spacing_idx],
+            name,
         };
         let mut config = config.clone();
         (row.adjust)(&mut config);
-        if spacing_idx > 0 {
-            config.use_karras_sigmas = Some(spacing_idx == 1);
-            config.use_exponential_sigmas = Some(spacing_idx == 2);
-            config.use_beta_sigmas = Some(spacing_idx == 3);
-            config.use_lu_lambdas = Some(false);
-        }
+        suffix.adjust(&mut config);
         Some((row.build)(solver, &config))
     })
 }
@@ -377,11 +483,11 @@ pub fn own_sampler(kind: Kind, class: &str, config: &SamplerConfig) -> Option<&'
         let has_algorithms = [dpm::CLASS, dpm_single::CLASS].contains(&row.class);
         algorithm(&adjusted) == algorithm(config) || !has_algorithms
     });
-    own.map(|row| row.names[0])
+    own.map(|row| row.names[0].0)
 }
 
 /// All names of a kind, in the order of the catalog.
 pub fn names_of(kind: Kind) -> impl Iterator<Item = &'static str> {
     let rows = ROWS.iter().filter(move |row| row.kind == kind);
-    rows.flat_map(|row| row.names.iter().copied())
+    rows.flat_map(|row| row.names.iter().map(|(name, _)| *name))
 }

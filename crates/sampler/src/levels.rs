@@ -98,6 +98,20 @@ impl TrainSigmas {
         sigmas.iter().map(timestep).collect()
     }
 
+    /// The timestep of a sigma, in float32 throughout.
+    pub(crate) fn timestep_of_f32(&self, sigma: f32) -> f32 {
+        let log_sigma = numpy_ln(sigma.max(1e-10));
+        let logs: Vec<f32> = self.0.iter().map(|sigma| numpy_ln(*sigma)).collect();
+        let Some(last_pair) = logs.len().checked_sub(2) else {
+            return 0.0;
+        };
+        let below = logs.iter().rposition(|log| log_sigma - log >= 0.0);
+        let below = below.unwrap_or(0).min(last_pair);
+        let (low, high) = (logs[below], logs[below + 1]);
+        let weight = ((low - log_sigma) / (low - high)).clamp(0.0, 1.0);
+        (1.0 - weight) * below as f32 + weight * (below + 1) as f32
+    }
+
     /// Timesteps and sigmas where the latter are those of `timesteps` or, between the first and the last of them, spaced otherwise.
     pub(crate) fn spaced(&self, timesteps: Vec<f64>, spacing: Spacing) -> (Vec<f32>, Vec<f32>) {
         let timesteps: Vec<f32> = timesteps.into_iter().map(|t| t as f32).collect();

@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     Dpm,
     /// DPM-Solver whose steps begin anew every few evaluations: it always visits timesteps as `linspace` does.
     DpmSingle,
+    /// It always ends at the noise of the last step or of the first training timestep.
+    Deis,
     Unipc,
 }
 
@@ -53,6 +55,11 @@ impl Multistep {
             config.timestep_spacing = Some(TimestepSpacing::Linspace);
             config.rescale_betas_zero_snr = None;
         }
+        if kind == Kind::Deis {
+            config.rescale_betas_zero_snr = None;
+            config.lambda_min_clipped = None;
+            config.final_sigmas_type = Some(FinalSigmas::SigmaMin);
+        }
         let config = &config;
         let discrete = Discrete::with_signal(config, solver, DEFAULTS)?;
         let train_sigmas = TrainSigmas::new(&discrete.alphas_cumprod);
@@ -64,7 +71,7 @@ impl Multistep {
             return Err(solver.unsupported("use_flow_sigmas", true, expected));
         }
         let ends = match kind {
-            Kind::Dpm | Kind::DpmSingle => [None, None],
+            Kind::Dpm | Kind::DpmSingle | Kind::Deis => [None, None],
             Kind::Unipc => ends(config, solver)?,
         };
         let shift = Shift::new(solver, config, config.flow_shift, "flow_shift")?;
@@ -163,7 +170,7 @@ impl Multistep {
         }
         let logs = train.logs();
         let is_rounded = match self.kind {
-            Kind::Unipc | Kind::DpmSingle => self.spacing == Spacing::Karras,
+            Kind::Unipc | Kind::DpmSingle | Kind::Deis => self.spacing == Spacing::Karras,
             Kind::Dpm => (self.spacing == Spacing::Karras || self.is_lu) && !self.is_cosine,
         };
         let timestep = |sigma: &f64| {
@@ -176,7 +183,7 @@ impl Multistep {
         };
         let timesteps = sigmas.iter().map(timestep).collect();
         let last = match self.kind {
-            Kind::Unipc => sigmas[sigmas.len() - 1],
+            Kind::Unipc | Kind::Deis => sigmas[sigmas.len() - 1],
             Kind::Dpm | Kind::DpmSingle => last,
         };
         Ok((timesteps, sigmas, last))
@@ -189,7 +196,7 @@ impl Multistep {
             return Err(self.solver.step_count(n_steps, "at least 1".to_owned()));
         }
         let sigmas: Vec<f64> = match self.kind {
-            Kind::Dpm | Kind::DpmSingle => {
+            Kind::Dpm | Kind::DpmSingle | Kind::Deis => {
                 self.solver.no_sigmas(ask.sigmas)?;
                 let shift = self.shift.factor(ask);
                 let rising = linspace(1.0, 1.0 / n_train, n_steps + 1).into_iter();
@@ -221,7 +228,7 @@ impl Multistep {
         let timesteps = sigmas.iter().map(|sigma| (sigma * n_train).trunc()).collect();
         let last = match self.kind {
             Kind::Dpm | Kind::DpmSingle => f64::from(self.train_sigmas.first()),
-            Kind::Unipc => sigmas[sigmas.len() - 1],
+            Kind::Unipc | Kind::Deis => sigmas[sigmas.len() - 1],
         };
         Ok((timesteps, sigmas, last))
     }
@@ -241,8 +248,10 @@ impl Multistep {
     pub(crate) fn noise(&self, level: Level, latents: &Form, prediction: &Form) -> Form {
         let (alpha, sigma) = (f64::from(level.alpha), f64::from(level.sigma));
         match self.prediction_type() {
-            // Solvers that ask for noise refuse flows.
-            PredictionType::Epsilon | PredictionType::Flow => prediction.clone(),
+            PredictionType::Epsilon => prediction.clone(),
+            PredictionType::Flow => {
+                ((1.0 - alpha) / sigma) * latents + (alpha * f64::from(level.raw) / sigma) * prediction
+            }
             PredictionType::Sample => (1.0 / sigma) * latents - (alpha / sigma) * prediction,
             PredictionType::VPrediction => sigma * latents + alpha * prediction,
         }

@@ -46,6 +46,15 @@ fn names_that_others_give_are_understood_whatever_their_case() {
         ("PNDMScheduler", "pndm"),
         ("DDPM", "ddpm"),
         ("TCD", "tcd"),
+        ("LMS", "lms"),
+        ("LMS Karras", "lms-karras"),
+        ("DPM2", "dpm2"),
+        ("dpm_2", "dpm2"),
+        ("DPM2 a", "dpm2-a"),
+        ("dpm_2_ancestral", "dpm2-a"),
+        ("DEIS", "deis"),
+        ("euler_sgm_uniform", "euler-trailing"),
+        ("euler_ancestral_sgm_uniform", "euler-a-trailing"),
     ] {
         assert_eq!(find(asked, Kind::Discrete), Some(name), "{asked}");
     }
@@ -151,8 +160,8 @@ fn sigmas_and_strengths_that_make_no_schedule_are_refused() {
                     Err(error) => panic!("{name}: {error}"),
                 }
             }
-            let expected = name.starts_with("euler") && name != "euler-a"
-                || kind == Kind::Flow && !name.starts_with("dpm");
+            let expected = name.starts_with("euler") && !name.starts_with("euler-a")
+                || kind == Kind::Flow && !name.starts_with("dpm") && name != "deis";
             assert_eq!(takes_sigmas, expected, "{name}");
             for strength in [-0.1, 0.0, 1.5, f32::NAN] {
                 let ask = Ask {

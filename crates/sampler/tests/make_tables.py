@@ -16,6 +16,7 @@ import torch
 from diffusers import (
     DDIMScheduler,
     DDPMScheduler,
+    DEISMultistepScheduler,
     DPMSolverMultistepScheduler,
     DPMSolverSinglestepScheduler,
     EulerAncestralDiscreteScheduler,
@@ -23,7 +24,10 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
     HeunDiscreteScheduler,
+    KDPM2AncestralDiscreteScheduler,
+    KDPM2DiscreteScheduler,
     LCMScheduler,
+    LMSDiscreteScheduler,
     PNDMScheduler,
     TCDScheduler,
     UniPCMultistepScheduler,
@@ -265,7 +269,9 @@ def trajectory_cases():
         yield "dpm++-sde", single, sde(SDXL), (4, 10, 25), {"strength": strength}
 
     for name, cls in [("euler-a", EulerAncestralDiscreteScheduler), ("heun", HeunDiscreteScheduler), ("ddpm", DDPMScheduler),
-                      ("pndm", PNDMScheduler), ("lcm", LCMScheduler), ("tcd", TCDScheduler)]:
+                      ("pndm", PNDMScheduler), ("lcm", LCMScheduler), ("tcd", TCDScheduler), ("lms", LMSDiscreteScheduler),
+                      ("dpm2", KDPM2DiscreteScheduler), ("dpm2-a", KDPM2AncestralDiscreteScheduler),
+                      ("deis", DEISMultistepScheduler)]:
         for config in (SDXL, SDXL | V, SDXL | TRAILING, SDXL | LINSPACE):
             yield name, cls, config, (1, 2, 3, 4, 7, 20, 50), {}
         for strength in (0.3, 0.8, 1.0):
@@ -274,6 +280,22 @@ def trajectory_cases():
     for config in (X, KARRAS, EXPONENTIAL, BETA, KARRAS | LEADING | V):
         yield "heun", HeunDiscreteScheduler, SD | config, FEW, {}
     yield "heun", HeunDiscreteScheduler, {}, FEW, {}
+    yield "lms", LMSDiscreteScheduler, SD | X, FEW, {}
+    for config in (KARRAS, EXPONENTIAL, BETA, KARRAS | LEADING | V):
+        yield "lms", LMSDiscreteScheduler, SD | config, FEW, {}
+        yield "dpm2", KDPM2DiscreteScheduler, SD | config, FEW, {}
+        yield "dpm2-a", KDPM2AncestralDiscreteScheduler, SD | config, FEW, {}
+        yield "deis", DEISMultistepScheduler, SD | config, FEW, {}
+    for config in (X, COSINE, {"solver_order": 1}, {"solver_order": 3}, {"lower_order_final": False}):
+        yield "deis", DEISMultistepScheduler, SD | config, (1, 2, 4, 7, 20, 50), {}
+    for shift in (1.0, 3.0):
+        yield "deis", DEISMultistepScheduler, SANA | {"flow_shift": shift}, (1, 4, 20), {"kind": "flow"}
+    for name, cls, config in [("euler-karras", EulerDiscreteScheduler, KARRAS), ("euler-trailing", EulerDiscreteScheduler, TRAILING),
+                              ("euler-a-trailing", EulerAncestralDiscreteScheduler, TRAILING),
+                              ("dpm++-2m-karras", DPMSolverMultistepScheduler, KARRAS),
+                              ("dpm++-2m-sde-exponential", DPMSolverMultistepScheduler, EXPONENTIAL | {"algorithm_type": "sde-dpmsolver++"}),
+                              ("unipc-beta", UniPCMultistepScheduler, BETA)]:
+        yield name, cls, SDXL | config, (4, 20), {"written": SDXL}
     yield "ddpm", DDPMScheduler, SDXL, (999,), {}
     for config in (X, {"variance_type": "fixed_large"}, V | TRAILING | ZERO, COSINE | {"set_alpha_to_one": True}):
         yield "ddpm", DDPMScheduler, SDXL | config, (4, 20), {}
@@ -402,13 +424,13 @@ def trajectory(name, cls, config, asked, n_steps, image, noise, drift, draws):
         scales += f32s(scale)
         x = step(scheduler, model(x * scale, t, drift), t, x)
         assert x.isfinite().all(), (name, config, asked, n_steps, idx)
-        if idx < 8 or idx % 7 == 0 or idx + 4 > len(timesteps):
+        if idx < 4 or idx % 7 == 0 or idx + 3 > len(timesteps):
             steps.append([idx, f32s(x)])
         renoise.append(factors(timesteps[idx + 1:idx + 2]) if idx + 1 < len(timesteps) else [1.0, 0.0])
     sigmas = f32s(scheduler.sigmas[first:]) if hasattr(scheduler, "sigmas") else None
-    return {"sampler": name, "config": config, "asked": asked, "n_steps": n_steps, "timesteps": f32s(timesteps),
+    return {"sampler": name, "config": asked.get("written", config), "asked": asked, "n_steps": n_steps, "timesteps": f32s(timesteps),
             "sigmas": sigmas, "input_scales": scales if set(scales) != {1.0} else None, "init_noise_scale": f32s(init)[0],
-            "start": start, "renoise": [[idx, pair] for idx, pair in enumerate(renoise) if strength is not None], "steps": steps}
+            "start": start, "renoise": [[idx, pair] for idx, pair in enumerate(renoise) if strength is not None and (idx % 5 == 0 or idx + 2 > len(renoise))], "steps": steps}
 
 
 if __name__ == "__main__":

@@ -32,10 +32,11 @@ const DISCRETE_CLASSES: [&str; 16] = [
     "TCDScheduler",
     "UniPCMultistepScheduler",
 ];
-/// Classes for flows; the last two only with `use_flow_sigmas`.
-const FLOW_CLASSES: [&str; 4] = [
+/// Classes for flows; the last three only with `use_flow_sigmas`.
+const FLOW_CLASSES: [&str; 5] = [
     "FlowMatchEulerDiscreteScheduler",
     "FlowMatchHeunDiscreteScheduler",
+    "DEISMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "UniPCMultistepScheduler",
 ];
