@@ -47,7 +47,7 @@ seeded.image
     The same call without latents given: the pipeline draws its own noise from
     `torch.Generator("cpu").manual_seed(seed)` (its own shape and order of draws, also for
     stochastic samplers).
-input.image[.1|.2..], input.mask
+input.image[.2|.3..], input.mask
     uint8 [h, w, 3] and [h, w]: what a case with a `task` (image-to-image, inpaint, edit,
     image-to-video; also in reference.json) was given, as PIL pictures; a mask is 255 where to paint.
     image-to-image and inpaint start from the picture, so these run with the seed both times:
@@ -609,7 +609,7 @@ def task_inputs(config):
     tensors, images = {}, []
     for k, size in enumerate(config.get("images", [])):
         image = input_image(SEED + k, *size)
-        tensors["input.image" + (f".{k}" if k else "")] = image
+        tensors["input.image" + (f".{k + 1}" if k else "")] = image
         images.append(PIL.Image.fromarray(numpy.asarray(image)))
     arguments = {"image": images[0] if len(images) == 1 else images} if images else {}
     if "mask" in config:
