@@ -105,6 +105,8 @@ pub(crate) fn requests_of(
                 if value.as_u64() == Some(1) => {}
             "eta" | "guidance_rescale" if value.as_f64() == Some(0.0) => {}
             "cfg_truncation" if value.as_f64() == Some(1.0) => {}
+            "aesthetic_score" if value.as_f64() == Some(6.0) => {}
+            "negative_aesthetic_score" if value.as_f64() == Some(2.5) => {}
             // FLUX.1 Kontext: the area to which width and height are brought, which leaves them as they are; sizes it was trained on.
             "max_area" if area(call) == value.as_u64() => {}
             "_auto_resize" if value == &Value::Bool(true) => {}

@@ -117,13 +117,12 @@ CASES["sd3-inpaint"] = case(
     call=dict(strength=0.8, num_inference_steps=5),
 )
 # The picture and the mask have other sizes than what is made.
-CASES["sd15-img2img-resized"] = case(
-    "sd15",
+CASES["sdxl-img2img-resized"] = case(
+    "sdxl",
     "image-to-image",
-    [[77, 61]],
+    [[135, 101]],
     call=dict(strength=0.7, num_inference_steps=4),
     without=SIZE,
-    latents=[1, 4, 38, 30],
 )
 CASES["sd15-inpaint-resized"] = case(
     "sd15",
@@ -132,8 +131,7 @@ CASES["sd15-inpaint-resized"] = case(
     mask=[90, 70],
     call=dict(strength=0.8, num_inference_steps=4),
 )
-
-# FLUX.1: from a picture, and Kontext, whose preferred sizes are too large for a small case.
+# FLUX.1: from a picture, and Kontext, which makes about a megapixel of the given picture.
 CASES["flux-img2img"] = case(
     "flux-dev",
     "image-to-image",
@@ -151,7 +149,7 @@ CASES["flux-kontext"] = case(
     "flux-dev",
     "edit",
     [[70, 100]],
-    call=dict(max_area=128 * 96, _auto_resize=False, num_inference_steps=3),
+    call=dict(max_area=128 * 96, num_inference_steps=2),
     saved_as_task=True,
 )
 CASES["flux-kontext-resized"] = case(
