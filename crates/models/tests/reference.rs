@@ -203,6 +203,46 @@ fn wan22_with_timesteps_per_frame_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
+fn sd15_img2img_is_diffusers() {
+    check_case(&support::data("sd15-img2img"));
+}
+
+#[test]
+fn sd15_inpaint_part_is_diffusers() {
+    check_case(&support::data("sd15-inpaint-part"));
+}
+
+#[test]
+fn sd15_inpaint9_is_diffusers() {
+    check_case(&support::data("sd15-inpaint9"));
+}
+
+#[test]
+fn sd15_inpaint9_part_is_diffusers() {
+    check_case(&support::data("sd15-inpaint9-part"));
+}
+
+#[test]
+fn sdxl_img2img_resized_is_diffusers() {
+    check_case(&support::data("sdxl-img2img-resized"));
+}
+
+#[test]
+fn sdxl_inpaint_is_diffusers() {
+    check_case(&support::data("sdxl-inpaint"));
+}
+
+#[test]
+fn sd3_img2img_is_diffusers() {
+    check_case(&support::data("sd3-img2img"));
+}
+
+#[test]
+fn sd15_inpaint_part_in_bf16_is_as_close_as_diffusers_in_bf16() {
+    check_case_in_bf16(&support::data("sd15-inpaint-part"));
+}
+
+#[test]
 fn further_cases_are_diffusers() {
     let folders = std::env::var("DENOISED_REFERENCE_CASES").unwrap_or_default();
     for folder in folders.split(':').filter(|folder| !folder.is_empty()) {
