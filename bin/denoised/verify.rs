@@ -10,7 +10,7 @@ use crate::profile::{self, Recording};
 use crate::progress::Progress;
 use crate::{interrupt, sharing, tensor_file, world};
 use denoised_executor::Executor;
-use denoised_types::{GenerateRequest, Generated, WorkerDevice};
+use denoised_types::{GenerateRequest, Generated, NamedTensor, WorkerDevice};
 use serde_json::json;
 use std::fmt::Write;
 use std::time::Duration;
@@ -58,13 +58,17 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
             .then_some(&case.bf16_error),
         is_batch_exact: devices.iter().all(|device| device.name == "cpu"),
     };
-    let rows = compare(
-        &runs,
-        n_ranks,
-        &case.reference,
-        &[(SEEDED_LATENTS, "latents.init")],
-        demand,
-    );
+    let mut reference = case.reference.clone();
+    let ours = runs.first().and_then(|tensors| tensors.get(SEEDED_LATENTS));
+    let drawn = reference.get("latents.init");
+    if let Some(expected) = ours.zip(drawn).and_then(|(ours, drawn)| in_order_of(ours, drawn)) {
+        reference.insert(SEEDED_LATENTS.to_owned(), expected);
+    }
+    let renamed: &[(&str, &str)] = match reference.contains_key(SEEDED_LATENTS) {
+        true => &[],
+        false => &[(SEEDED_LATENTS, "latents.init")],
+    };
+    let rows = compare(&runs, n_ranks, &reference, renamed, demand);
     // In a batch the reference's own noise is one draw for all prompts, which no single request repeats.
     let is_compared = |row: &Row| !(case.is_batch && row.name == "seeded.image" && row.sha256.is_empty());
     let rows: Vec<Row> = rows.into_iter().filter(is_compared).collect();
@@ -83,6 +87,23 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<(), Error> {
             rows.len()
         )))
     }
+}
+
+/// The numbers of `drawn` in the order that those of `ours` have, where both are packed to tokens: a reference's latents are drawn in the
+/// shape that its pipeline is given, while a seed's are drawn before they are packed.
+fn in_order_of(ours: &NamedTensor, drawn: &NamedTensor) -> Option<NamedTensor> {
+    if drawn.shape.len() != 3 || drawn.shape != ours.shape {
+        return None;
+    }
+    let (ours, mut numbers) = (ours.to_f32()?, drawn.to_f32()?);
+    numbers.sort_by(f32::total_cmp);
+    let mut places: Vec<usize> = (0..ours.len()).collect();
+    places.sort_by(|a, b| ours[*a].total_cmp(&ours[*b]));
+    let mut ordered = vec![0.0; numbers.len()];
+    for (place, number) in places.into_iter().zip(numbers) {
+        ordered[place] = number;
+    }
+    Some(NamedTensor::from_f32(SEEDED_LATENTS, &drawn.shape, &ordered))
 }
 
 /// The tensors of every rank, by rank: of the run from the reference's latents under their own names, of the run from the seed

@@ -102,7 +102,14 @@ fn warm_up(pipeline: &dyn Pipeline) -> Result<(), Failure> {
         side_px *= 2;
         request = warm_up_request(pipeline, side_px, 1);
     }
-    let mut running = pipeline.begin(&request)?;
+    let mut running = match pipeline.begin(&request) {
+        Err(failure) if failure.code == FailureCode::InvalidRequest => {
+            // It wants something in its requests that nobody can make up.
+            tracing::warn!("the first picture will take longer, the model is not warmed up: {failure}");
+            return Ok(());
+        }
+        running => running?,
+    };
     for _ in 0..request.n_steps.unwrap_or(1) {
         for outcome in pipeline.step(&mut [running.as_mut()])? {
             outcome?;

@@ -102,7 +102,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         false => (DEFAULT_N_STEPS, DEFAULT_GUIDANCE),
     };
     loading.finish(Parts {
-        info: model_info("flux2", &sizes, n_steps, guidance),
+        info: model_info("flux2-klein", &sizes, n_steps, guidance),
         latents: LatentsLayout {
             steps: TensorLayout::Tokens,
             ..LatentsLayout::picture(flux.c_in, factor, 1)
