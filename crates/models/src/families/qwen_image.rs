@@ -36,7 +36,7 @@ use denoised_types::{Image, NamedTensor};
 
 const DEFAULT_N_STEPS: u32 = 50;
 const DEFAULT_GUIDANCE: f32 = 4.0;
-/// Longest text without what is put around it: the default and the most.
+/// Longest text without what is put around it: the default and the most. Those for editing cut nothing, whatever is asked for.
 const TEXT_LENGTH: (u32, u32) = (512, 1024);
 /// Longest text of the models for editing, with its pictures: diffusers' tables of positions end there.
 const MAX_EDIT_TOKENS: usize = 4096;
@@ -195,7 +195,7 @@ fn open_with(folder: &Folder, edit: Option<(Edit, usize)>) -> std::result::Resul
             patch: PATCH,
             ..LatentsLayout::picture(transformer.n_latent(), vae.factor(), PATCH)
         },
-        max_sequence_length: edit.is_none().then_some(TEXT_LENGTH),
+        max_sequence_length: Some(TEXT_LENGTH),
         conditioner: Box::new(conditioner),
         denoisers: Experts::one(denoiser),
         guidance: GuidanceRule::NormPreserving { patch: PATCH },
