@@ -146,7 +146,7 @@ fn what_a_request_cannot_have_is_refused_by_name() {
         (|r| r.width = Some(4104), &["width is 4104", "at most 4096"]),
         (
             |r| r.sampler = Some("magic".into()),
-            &["\"magic\"", "ddim, ddpm, euler"],
+            &["\"magic\"", "ddim[-trailing], ddpm, euler["],
         ),
         (
             |r| r.max_sequence_length = Some(77),
@@ -189,7 +189,7 @@ fn a_checkpoint_with_a_scheduler_that_is_not_implemented_wants_a_sampler_named()
     request.sampler = None;
     let failure = pipeline.resolve(&request).expect_err("refused");
     assert_eq!(failure.code, FailureCode::InvalidRequest);
-    for word in ["DPMSolverSDEScheduler", "ddim or ", "euler"] {
+    for word in ["DPMSolverSDEScheduler", "ddim[-trailing], ddpm"] {
         assert!(failure.message.contains(word), "{word:?} is not in: {failure}");
     }
 }

@@ -444,6 +444,41 @@ pub fn find_sampler<'a>(asked: &str, available: impl IntoIterator<Item = &'a str
     matching.find_map(|row| available.iter().find(|name| **name == row.name).copied())
 }
 
+/// Names for a reader: those that differ in their spacing only are one entry, as in `euler[-karras|-beta]`.
+pub fn summarize_samplers<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.into_iter().collect();
+    let base_of = |name: &str| {
+        let row = ROWS
+            .iter()
+            .find(|row| row.names.iter().any(|(other, _)| *other == name));
+        row.map_or(name.to_owned(), |row| row.names[0].0.to_owned())
+    };
+    let mut entries: Vec<(String, Vec<&str>)> = Vec::new();
+    for name in names {
+        let base = base_of(name);
+        let ending = name.strip_prefix(&base).unwrap_or_default();
+        match entries.iter_mut().find(|(other, _)| *other == base) {
+            Some((_, endings)) => endings.push(ending),
+            None => entries.push((base, vec![ending])),
+        }
+    }
+    let entry = |(base, endings): (String, Vec<&str>)| {
+        let suffixes: Vec<&str> = endings
+            .iter()
+            .copied()
+            .filter(|ending| !ending.is_empty())
+            .collect();
+        match suffixes[..] {
+            [] => base,
+            // The plain name is always offered beside the others, unless the file's own spacing cannot be carried out.
+            _ if suffixes.len() == endings.len() => format!("{base}({})", suffixes.join("|")),
+            _ => format!("{base}[{}]", suffixes.join("|")),
+        }
+    };
+    let entries: Vec<String> = entries.into_iter().map(entry).collect();
+    entries.join(", ")
+}
+
 /// The sampler called `name`, exactly, with a checkpoint's settings; `None` if there is none.
 ///
 /// # Errors

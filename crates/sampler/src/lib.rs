@@ -31,7 +31,9 @@ mod schedule;
 mod spacing;
 mod unipc;
 
-pub use catalog::{Kind, SamplerName, build_sampler, find_sampler, names_of, own_sampler, sampler_names};
+pub use catalog::{
+    Kind, SamplerName, build_sampler, find_sampler, names_of, own_sampler, sampler_names, summarize_samplers,
+};
 pub use config::{
     BetaSchedule, FinalSigmas, FlowSigmas, InterpolationType, Mu, PredictionType, SamplerConfig, TimeShift,
     TimestepSpacing, TimestepType,

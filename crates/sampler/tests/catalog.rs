@@ -4,7 +4,7 @@ mod support;
 
 use denoised_sampler::{
     Ask, BetaSchedule, FinalSigmas, Kind, PredictionType, SamplerConfig, SamplerError, TimestepSpacing,
-    find_sampler, names_of, own_sampler, sampler_names,
+    find_sampler, names_of, own_sampler, sampler_names, summarize_samplers,
 };
 use support::build;
 
@@ -74,6 +74,15 @@ fn names_that_others_give_are_understood_whatever_their_case() {
     }
     // Only what a model offers.
     assert_eq!(find_sampler("Euler a", ["ddim", "euler"]), None);
+}
+
+#[test]
+fn a_summary_names_each_solver_once() {
+    let names = ["ddim", "euler", "euler-karras", "euler-beta", "lms-karras", "own"];
+    assert_eq!(
+        summarize_samplers(names),
+        "ddim, euler[-karras|-beta], lms(-karras), own"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::{
     layout::LatentsShape,
     parts::{GuidanceRule, Temporal},
 };
-use denoised_sampler::{Ask, Sampler, Schedule, find_sampler};
+use denoised_sampler::{Ask, Sampler, Schedule, find_sampler, summarize_samplers};
 use denoised_types::{Failure, GenerateRequest, Resolved};
 
 impl DiffusionPipeline {
@@ -150,7 +150,7 @@ impl DiffusionPipeline {
             (None, None) => Ok(samplers.first().map_or("", String::as_str)),
             (None, Some(class)) => Err(invalid(format!(
                 "this model's own scheduler {class} is not supported yet by this version; name a sampler: {}",
-                samplers.join(" or ")
+                summarize_samplers(samplers.iter().map(String::as_str))
             ))),
         }
     }
@@ -161,7 +161,7 @@ impl DiffusionPipeline {
             Some(sampler) => Ok(&**sampler),
             None => Err(invalid(format!(
                 "sampler {name:?} is unknown, this model takes {}",
-                self.parts.info.samplers.join(", ")
+                summarize_samplers(self.parts.info.samplers.iter().map(String::as_str))
             ))),
         }
     }
