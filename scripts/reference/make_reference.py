@@ -569,6 +569,7 @@ TASK_PIPELINES = {
     ("qwenimage", "inpaint"): "QwenImageInpaintPipeline",
     ("qwenimage", "edit"): "QwenImageEditPipeline",
     ("zimage", "image-to-image"): "ZImageImg2ImgPipeline",
+    ("zimage", "inpaint"): "ZImageInpaintPipeline",
     ("wan", "image-to-video"): "WanImageToVideoPipeline",
 }
 

@@ -193,14 +193,19 @@ impl Loading {
 
     /// Both halves of an `AutoencoderKL`, the first if the files have it.
     pub(super) fn kl(&mut self, config: &KlConfig) -> Autoencoder {
-        self.ignore("vae", KL_UNREAD_NAMES);
         let mut vae = self.at("vae");
         let encoder = KlEncoder::is_stored(&vae)
             .then(|| Box::new(KlEncoder::new(&mut vae, config)) as Box<dyn Encoder>);
         Autoencoder {
             encoder,
-            decoder: Box::new(KlDecoder::new(&mut self.at("vae"), config)),
+            decoder: Box::new(self.kl_decoder(config)),
         }
+    }
+
+    /// The half of an `AutoencoderKL` that makes pictures.
+    pub(super) fn kl_decoder(&mut self, config: &KlConfig) -> KlDecoder {
+        self.ignore("vae", KL_UNREAD_NAMES);
+        KlDecoder::new(&mut self.at("vae"), config)
     }
 
     /// Both halves of an `AutoencoderKLQwenImage`, the first if the files have it.

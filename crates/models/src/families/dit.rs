@@ -49,7 +49,7 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
     let mut loading = Loading::open(folder, &["transformer", "vae"])?;
     let tables = ClassTables::new(&mut loading.at("transformer"), &dit);
     let denoiser = Dit::new(&mut loading.at("transformer"), dit.clone());
-    let vae = loading.kl(&kl);
+    let decoder = loading.kl_decoder(&kl);
 
     let side = dit.base.sample_size * kl.factor();
     let sizes = Sizes {
@@ -75,8 +75,8 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
         }),
         denoisers: Experts::one(denoiser),
         guidance: GuidanceRule::Classic,
-        decoder: vae.decoder,
-        encoder: vae.encoder,
+        decoder: Box::new(decoder),
+        encoder: None,
         tasks: Tasks::default(),
         samplers,
         foreign_scheduler,

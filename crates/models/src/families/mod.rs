@@ -110,6 +110,14 @@ const FAMILIES: &[Family] = &[
         pipeline_class: "ZImagePipeline",
         open: zimage::open,
     },
+    Family {
+        pipeline_class: "ZImageImg2ImgPipeline",
+        open: zimage::open,
+    },
+    Family {
+        pipeline_class: "ZImageInpaintPipeline",
+        open: zimage::open,
+    },
 ];
 
 /// Reads a checkpoint's configs and index; touches no weight and needs no device.

@@ -93,8 +93,11 @@ fn open(folder: &Folder, tells_sizes: bool, length: u32) -> std::result::Result<
         denoisers: Experts::one(denoiser),
         guidance: GuidanceRule::Classic,
         decoder: vae.decoder,
+        tasks: Tasks {
+            image_to_image: vae.encoder.is_some(),
+            ..Tasks::default()
+        },
         encoder: vae.encoder,
-        tasks: Tasks::default(),
         samplers,
         foreign_scheduler,
     })
