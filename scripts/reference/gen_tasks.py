@@ -87,6 +87,17 @@ CASES["sdxl-img2img"] = case(
     call=dict(strength=0.6, num_inference_steps=5),
     without=SIZE,
 )
+CASES["sdxl-refiner"] = case(
+    "sdxl",
+    "image-to-image",
+    [[128, 96]],
+    call=dict(strength=0.3, num_inference_steps=10),
+    without=SIZE,
+    text_encoder=None,
+    unet=dict(cross_attention_dim=48, projection_class_embeddings_input_dim=48 + 5 * 8),
+    saved_as_task=True,
+    options=dict(requires_aesthetics_score=True),
+)
 CASES["sdxl-inpaint"] = case(
     "sdxl",
     "inpaint",

@@ -314,20 +314,24 @@ def build_sd(config, model, seed, scheduler):
 
 
 def build_sdxl(config, model, seed, scheduler):
-    tokenizer, vocab_size = clip_tokenizer(model / "tokenizer", "<|endoftext|>")
+    tokenizer, text_encoder = None, None
+    if config.get("text_encoder"):  # Refiners have the second only.
+        tokenizer, vocab_size = clip_tokenizer(model / "tokenizer", "<|endoftext|>")
+        text_encoder = clip_text(config["text_encoder"], vocab_size, tokenizer, projection=False)
+        text_encoder = randomise(text_encoder, seed + 1)
     tokenizer_2, vocab_size_2 = clip_tokenizer(model / "tokenizer_2", "!")
-    text_encoder = clip_text(config["text_encoder"], vocab_size, tokenizer, projection=False)
     text_encoder_2 = clip_text(config["text_encoder_2"], vocab_size_2, tokenizer_2, projection=True)
+    options = {} if config.get("saved_as_task") else config.get("options", {})
     pipe = diffusers.StableDiffusionXLPipeline(
         vae=randomise(diffusers.AutoencoderKL(**config["vae"]), seed + 3),
-        text_encoder=randomise(text_encoder, seed + 1),
+        text_encoder=text_encoder,
         text_encoder_2=randomise(text_encoder_2, seed + 4),
         tokenizer=tokenizer,
         tokenizer_2=tokenizer_2,
         unet=randomise(diffusers.UNet2DConditionModel(**config["unet"]), seed + 2),
         scheduler=scheduler,
         add_watermarker=False,
-        **config.get("options", {}),
+        **options,
     )
     return pipe, None
 

@@ -471,7 +471,8 @@ fn token_ids(prompt: &Tokenized) -> Vec<NamedTensor> {
         1 => "token_ids".to_owned(),
         _ => format!("token_ids.{idx}"),
     };
-    let ids = prompt.raw.iter().zip(1..);
+    // A tokenizer that the checkpoint does not have made none.
+    let ids = prompt.raw.iter().zip(1..).filter(|(ids, _)| !ids.is_empty());
     ids.map(|(ids, idx)| trace::ids(name(idx), ids)).collect()
 }
 

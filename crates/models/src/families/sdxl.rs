@@ -154,8 +154,12 @@ impl Conditioner for SdxlConditioner {
             n_tokens: self.n_tokens,
         };
         let mut tokenized = Tokenized::default();
-        if let Some((tokenizer, _)) = &self.first {
-            components::push_clip_ids(&mut tokenized, tokenizer, text, reader);
+        match &self.first {
+            Some((tokenizer, _)) => components::push_clip_ids(&mut tokenized, tokenizer, text, reader),
+            None => {
+                tokenized.raw.push(Vec::new());
+                tokenized.fitted.push(Vec::new());
+            }
         }
         components::push_clip_ids(&mut tokenized, &self.second.0, text, reader);
         Ok(tokenized)
@@ -182,8 +186,7 @@ impl Conditioner for SdxlConditioner {
                 copy_columns(ctx, &hidden, &tokens, column)?;
                 column += hidden.dim(2);
             }
-            let ids = &text.fitted[text.fitted.len() - 1];
-            let out = self.second.1.forward(ctx, ids, n_skipped)?;
+            let out = self.second.1.forward(ctx, &text.fitted[1], n_skipped)?;
             copy_columns(ctx, &out.tokens, &tokens, column)?;
             out.pooled
         };

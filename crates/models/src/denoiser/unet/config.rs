@@ -523,6 +523,17 @@ mod tests {
         })
     }
 
+    /// Of `unet/config.json` of Stable Diffusion XL what is not a default.
+    fn sdxl() -> Value {
+        json!({
+            "addition_embed_type": "text_time", "addition_embed_type_num_heads": 64, "addition_time_embed_dim": 256,
+            "attention_head_dim": [5, 10, 20], "block_out_channels": [320, 640, 1280], "cross_attention_dim": 2048,
+            "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+            "projection_class_embeddings_input_dim": 2816, "sample_size": 128, "transformer_layers_per_block": [1, 2, 10],
+            "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"], "use_linear_projection": true,
+        })
+    }
+
     /// Names, and how many numbers they stand for in all.
     fn declared(config: &UnetConfig) -> (Vec<String>, usize) {
         let mut declare = denoised_nn::Declare::new([]);
@@ -559,6 +570,40 @@ mod tests {
         assert_eq!((names.len(), n_parameters), (686, 865_910_724));
         let distinct: std::collections::BTreeSet<&String> = names.iter().collect();
         assert_eq!(distinct.len(), names.len());
+        let config = read(sdxl());
+        assert_eq!(config.addition.map(|addition| addition.n_in), Some(2816));
+        let (names, n_parameters) = declared(&config);
+        assert_eq!((names.len(), n_parameters), (1680, 2_567_463_684));
+        let mut refiner = sdxl();
+        for (key, value) in [
+            ("attention_head_dim", json!([6, 12, 24, 24])),
+            ("block_out_channels", json!([384, 768, 1536, 1536])),
+            ("cross_attention_dim", json!(1280)),
+            (
+                "down_block_types",
+                json!([
+                    "DownBlock2D",
+                    "CrossAttnDownBlock2D",
+                    "CrossAttnDownBlock2D",
+                    "DownBlock2D"
+                ]),
+            ),
+            (
+                "up_block_types",
+                json!([
+                    "UpBlock2D",
+                    "CrossAttnUpBlock2D",
+                    "CrossAttnUpBlock2D",
+                    "UpBlock2D"
+                ]),
+            ),
+            ("projection_class_embeddings_input_dim", json!(2560)),
+            ("transformer_layers_per_block", json!(4)),
+        ] {
+            refiner[key] = value;
+        }
+        let (names, n_parameters) = declared(&read(refiner));
+        assert_eq!((names.len(), n_parameters), (1220, 2_259_526_660));
         // Nothing but diffusers' defaults is that of 1.5 with another text.
         let (names, n_parameters) = declared(&read(json!({})));
         assert_eq!((names.len(), n_parameters), (686, 872_300_484));
