@@ -471,11 +471,15 @@ impl Session<'_> {
             }
             let seconds = (times.encode_ms + times.denoise_ms + times.decode_ms) / 1e3;
             let line = format!(
-                "seed {}{}, {}x{}, {} steps, {seconds:.2} s",
+                "seed {}{}, {}x{}{}, {} steps, {seconds:.2} s",
                 resolved.seed,
                 if self.seed_is_random { " (random)" } else { "" },
                 resolved.width,
                 resolved.height,
+                match output.n_frames() {
+                    1 => String::new(),
+                    n => format!(", {n} frames"),
+                },
                 resolved.n_steps,
             );
             match file {

@@ -8,3 +8,4 @@ mod layering;
 mod process_death;
 mod reference;
 mod support;
+mod tasks;
