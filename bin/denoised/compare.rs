@@ -283,7 +283,16 @@ pub(crate) fn stack(requests: Vec<Vec<NamedTensor>>) -> Result<Tensors, String> 
             let n_parts = of_requests.len();
             return Err(format!("{n_parts} of {n_requests} prompts returned {name}"));
         }
-        stacked.insert(name, joined(of_requests)?);
+        // Encodings without a dimension for prompts are positions, those of all texts (FLUX.1).
+        let is_shared = name.starts_with("encode_prompt.")
+            && of_requests
+                .iter()
+                .all(|one| one.shape.first() != Some(&1) && one.data == of_requests[0].data);
+        let joined = match of_requests.first() {
+            Some(first) if is_shared => first.clone(),
+            _ => joined(of_requests)?,
+        };
+        stacked.insert(name, joined);
     }
     Ok(stacked)
 }
@@ -558,6 +567,11 @@ mod tests {
         let second = part(&stacked["image"], 1, 2).unwrap();
         assert_eq!((second.shape, second.data.len()), (vec![1, 2], 8));
         assert!(part(&stacked["image"], 0, 3).is_none());
+
+        // Positions without a dimension for prompts are those of both.
+        let positions = || vec![NamedTensor::from_f32("encode_prompt.2.0", &[3, 2], &[0.0; 6])];
+        let stacked = stack(vec![positions(), positions()]).unwrap();
+        assert_eq!(stacked["encode_prompt.2.0"].shape, [3, 2]);
 
         // Two rows each, as guidance that doubles the latents has them, and an encoding of its own length.
         let doubled = |value: f32, n_tokens: usize| {

@@ -243,6 +243,21 @@ fn sd15_inpaint_part_in_bf16_is_as_close_as_diffusers_in_bf16() {
 }
 
 #[test]
+fn flux_kontext_is_diffusers() {
+    check_case(&support::data("flux-kontext"));
+}
+
+#[test]
+fn flux2_klein_with_two_pictures_is_diffusers() {
+    check_case(&support::data("flux2-edit-two"));
+}
+
+#[test]
+fn flux_inpaint_is_diffusers() {
+    check_case(&support::data("flux-inpaint"));
+}
+
+#[test]
 fn further_cases_are_diffusers() {
     let folders = std::env::var("DENOISED_REFERENCE_CASES").unwrap_or_default();
     for folder in folders.split(':').filter(|folder| !folder.is_empty()) {
@@ -389,6 +404,10 @@ fn stacked(outcomes: &[support::Outcome]) -> Vec<NamedTensor> {
         if is_apart(&whole.name) || whole.shape[0] == 0 {
             continue;
         }
+        if is_shared(whole) {
+            assert!(same.iter().all(|one| one.data == whole.data));
+            continue;
+        }
         let rows: Vec<Vec<NamedTensor>> = same.iter().map(|one| rows(one)).collect();
         whole.shape[0] *= outcomes.len() as u64;
         whole.data = (0..rows[0].len())
@@ -410,6 +429,11 @@ fn stacked(outcomes: &[support::Outcome]) -> Vec<NamedTensor> {
 
 /// In the names of a first prompt's encodings where the reference holds a list of them.
 const LIST: &str = ".list0.";
+
+/// Whether an encoding has no dimension for prompts: positions that are those of all texts (FLUX.1).
+fn is_shared(tensor: &NamedTensor) -> bool {
+    tensor.name.starts_with("encode_prompt.") && tensor.shape[0] != 1
+}
 
 fn is_apart(name: &str) -> bool {
     name.starts_with("token_ids") || name.contains(LIST)

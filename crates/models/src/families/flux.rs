@@ -209,3 +209,24 @@ impl Conditioner for FluxConditioner {
         Ok(tensors)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::kontext_size;
+
+    #[test]
+    fn kontext_takes_the_size_of_the_closest_shape() {
+        // What FluxKontextPipeline of diffusers 0.42.1 resizes pictures of these sizes to.
+        for (size, expected) in [
+            ((72, 48), (1184, 880)),
+            ((60, 300), (672, 1568)),
+            ((1024, 1024), (1024, 1024)),
+            ((1920, 1080), (1392, 752)),
+            ((31, 17), (1024, 1024)),
+            ((3000, 2000), (1248, 832)),
+            ((500, 700), (880, 1184)),
+        ] {
+            assert_eq!(kontext_size(size.0, size.1, 16), Ok(expected), "{size:?}");
+        }
+    }
+}

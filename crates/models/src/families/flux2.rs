@@ -234,3 +234,27 @@ impl Conditioner for Flux2Conditioner {
         Ok(tensors)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::reference_size;
+
+    #[test]
+    fn large_pictures_to_edit_shrink_and_odd_ones_are_refused() {
+        // What Flux2KleinPipeline of diffusers 0.42.1 makes of pictures of these sizes before it cuts them to multiples of 16.
+        for (size, expected) in [
+            ((1024, 1024), (1024, 1024)),
+            ((1025, 1024), (1024, 1023)),
+            ((1300, 900), (1230, 852)),
+            ((100, 70), (100, 70)),
+            ((4000, 3000), (1182, 886)),
+            ((2048, 512), (2048, 512)),
+        ] {
+            assert_eq!(reference_size(size.0, size.1, 16), Ok(expected), "{size:?}");
+        }
+        for (width, height) in [(63, 100), (64, 513), (2000, 64)] {
+            let refusal = reference_size(width, height, 16).expect_err("it is refused");
+            assert!(refusal.contains(&format!("{width}x{height}")), "{refusal}");
+        }
+    }
+}
