@@ -138,6 +138,8 @@ pub(crate) struct References {
     /// Most pictures of one request.
     pub(crate) most: usize,
     pub(crate) size: SizeRule,
+    /// Whether the result is, if nobody says otherwise, of the size of the last picture and not of the first.
+    pub(crate) last_gives_size: bool,
 }
 
 /// Width and height to which a picture of this width and height is brought, before what is beyond the grid (the third number) is cut off

@@ -174,10 +174,12 @@ impl DiffusionPipeline {
         match task {
             Task::FromText => info.default_size,
             Task::FromPicture { image, .. } => on_grid((image.width, image.height)),
-            Task::Edit { images, references } => images
-                .first()
-                .and_then(|image| self.reference_size(*references, image).ok())
-                .map_or(info.default_size, |[_, cut]| cut),
+            Task::Edit { images, references } => match references.last_gives_size {
+                true => images.last(),
+                false => images.first(),
+            }
+            .and_then(|image| self.reference_size(*references, image).ok())
+            .map_or(info.default_size, |[_, cut]| cut),
             Task::Animate { image } => {
                 let area = f64::from(info.default_size.0) * f64::from(info.default_size.1);
                 let aspect = f64::from(image.width) / f64::from(image.height);

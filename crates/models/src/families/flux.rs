@@ -36,6 +36,7 @@ const MAX_SIDE_PX: usize = 4096;
 const REFERENCES: References = References {
     most: 1,
     size: kontext_size,
+    last_gives_size: false,
 };
 /// Widths of the sizes that Kontext was trained on; the heights are these from behind.
 const KONTEXT_WIDTHS: [u32; 17] = [

@@ -41,6 +41,7 @@ const MAX_SIDE_PX: usize = 4096;
 const REFERENCES: References = References {
     most: 10,
     size: reference_size,
+    last_gives_size: false,
 };
 /// Most pixels of a picture to edit.
 const MAX_REFERENCE_PX: f64 = 1024.0 * 1024.0;

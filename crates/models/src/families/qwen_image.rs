@@ -178,6 +178,7 @@ fn open_with(folder: &Folder, edit: Option<(Edit, usize)>) -> std::result::Resul
             references: Some(References {
                 most,
                 size: |width, height, _| Ok(latents_size(width, height)),
+                last_gives_size: true,
             }),
             needs_image: true,
             ..Tasks::default()
