@@ -136,7 +136,11 @@ pub(crate) struct Wan {
 
 impl Wan {
     /// Names below the root that may be in the files though nothing reads them.
-    pub(crate) const UNREAD_NAMES: [&'static str; 1] = ["*.norm_added_q.weight"];
+    pub(crate) fn unread_names(config: &WanConfig) -> Vec<String> {
+        (0..config.n_layers)
+            .map(|layer_idx| format!("blocks.{layer_idx}.attn2.norm_added_q.weight"))
+            .collect()
+    }
 
     pub(crate) fn new(root: &mut Scope<'_>, config: WanConfig) -> Self {
         let n = config.n_channels();

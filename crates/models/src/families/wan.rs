@@ -213,7 +213,7 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
 }
 
 fn denoiser(loading: &mut Loading, component: &str, config: WanConfig) -> Wan {
-    loading.ignore(component, Wan::UNREAD_NAMES);
+    loading.ignore(component, Wan::unread_names(&config));
     Wan::new(&mut loading.at(component), config)
 }
 

@@ -75,7 +75,8 @@ impl CausalConfig {
             let expected = "widths whose ratios shortcuts can average or repeat";
             return Err(config.wrong("dim_mult", expected).into());
         }
-        config.deny_unread(&["dropout"])?;
+        // An early version of diffusers had a switch for what is now always done.
+        config.deny_unread(&["dropout", "clip_output"])?;
         Ok(read)
     }
 
