@@ -59,14 +59,10 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
     let boundary_ratio = options.opt_f64("boundary_ratio")?;
     let has_frame_timesteps = options.bool_or("expand_timesteps", false)?;
     options.deny_unread(&[])?;
-    let classes = ["WanTransformer3DModel"];
-    let wan = WanConfig::read(&components::config(folder, "transformer", "denoiser", &classes)?)?;
+    let wan = transformer(folder, "transformer")?;
     let wan_2 = match (folder.class("transformer_2"), boundary_ratio) {
         (None, None) => None,
-        (Some(_), Some(ratio)) => {
-            let config = components::config(folder, "transformer_2", "denoiser", &classes)?;
-            Some((ratio, WanConfig::read(&config)?))
-        }
+        (Some(_), Some(ratio)) => Some((ratio, transformer(folder, "transformer_2")?)),
         _ => {
             let problem = "transformer_2 and boundary_ratio come only together".to_owned();
             return Err(components::unfit(folder, problem));
@@ -79,54 +75,44 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
     let tokenizer = components::t5_tokenizer(folder, "tokenizer")?;
     let vision = match wan.n_image {
         None => None,
-        Some(_) if !needs_image => {
+        Some(n_image) if needs_image => Some(image_encoder(folder, n_image)?),
+        Some(_) => {
             let problem = "the transformer takes tokens of a picture, the pipeline has none".to_owned();
             return Err(components::unfit(folder, problem));
         }
-        Some(n_image) => {
-            let role = "image encoder";
-            let config = components::config(folder, "image_encoder", role, &["CLIPVisionModel"])?;
-            let config = ClipVisionConfig::read(&config)?;
-            let n_made = ("channels of the image encoder:", config.n_channels);
-            expect_equal(folder, n_made, ("the transformer takes", n_image))?;
-            let pictures = ClipPictures::open(folder, "image_processor")?;
-            if pictures.out_size() != Some((config.side, config.side)) {
-                let side = config.side;
-                let problem = format!(
-                    "the image encoder takes pictures of {side}x{side}, image_processor makes others"
-                );
-                return Err(components::unfit(folder, problem));
-            }
-            Some((pictures, config))
-        }
     };
-    let channels = match needs_image && !has_frame_timesteps {
-        true => Channels::FirstFrame,
-        false => Channels::None,
+    let (channels, n_beside) = match needs_image && !has_frame_timesteps {
+        true => (Channels::FirstFrame, N_MASK + vae.n_latent),
+        false => (Channels::None, 0),
     };
 
     expect_vocabulary(folder, tokenizer.max_id(), t5.vocab_size, "")?;
-    let n_beside = match channels {
-        Channels::FirstFrame => N_MASK + vae.n_latent,
-        _ => 0,
-    };
-    for config in [Some(&wan), wan_2.as_ref().map(|(_, config)| config)]
-        .into_iter()
-        .flatten()
-    {
-        let n_made = ("channels of the autoencoder's latents:", vae.n_latent);
-        expect_equal(folder, n_made, ("the transformer makes", config.c_out))?;
-        let n_seen = (
-            "channels of latents and what is beside them:",
-            vae.n_latent + n_beside,
-        );
-        expect_equal(folder, n_seen, ("the transformer takes", config.c_in))?;
-        let n_text = ("channels of the text encoder:", t5.n_channels);
-        expect_equal(folder, n_text, ("the transformer takes", config.n_text))?;
-        let patch = ("patches of the transformer:", wan.patch);
-        expect_equal(folder, patch, ("of the other", config.patch))?;
-        let n_image = ("channels of a picture's tokens:", wan.n_image.unwrap_or(0));
-        expect_equal(folder, n_image, ("of the other", config.n_image.unwrap_or(0)))?;
+    for config in std::iter::once(&wan).chain(wan_2.iter().map(|(_, config)| config)) {
+        let n_seen = vae.n_latent + n_beside;
+        for (one, other) in [
+            (
+                ("channels of latents:", vae.n_latent),
+                ("the transformer makes", config.c_out),
+            ),
+            (
+                ("channels of latents and of what is beside them:", n_seen),
+                ("the transformer takes", config.c_in),
+            ),
+            (
+                ("channels of the text encoder:", t5.n_channels),
+                ("the transformer takes", config.n_text),
+            ),
+            (
+                ("side of a patch of the transformer:", wan.patch),
+                ("of the other", config.patch),
+            ),
+            (
+                ("channels of a picture's tokens:", wan.n_image.unwrap_or(0)),
+                ("of the other", config.n_image.unwrap_or(0)),
+            ),
+        ] {
+            expect_equal(folder, one, other)?;
+        }
     }
 
     let Samplers {
@@ -210,6 +196,30 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
         samplers,
         foreign_scheduler,
     })
+}
+
+fn transformer(folder: &Folder, component: &str) -> std::result::Result<WanConfig, ModelError> {
+    let config = components::config(folder, component, "denoiser", &["WanTransformer3DModel"])?;
+    WanConfig::read(&config)
+}
+
+/// What makes tokens of `n_image` channels of a picture.
+fn image_encoder(
+    folder: &Folder,
+    n_image: usize,
+) -> std::result::Result<(ClipPictures, ClipVisionConfig), ModelError> {
+    let config = components::config(folder, "image_encoder", "image encoder", &["CLIPVisionModel"])?;
+    let config = ClipVisionConfig::read(&config)?;
+    let n_made = ("channels of the image encoder:", config.n_channels);
+    expect_equal(folder, n_made, ("the transformer takes", n_image))?;
+    let pictures = ClipPictures::open(folder, "image_processor")?;
+    if pictures.out_size() != Some((config.side, config.side)) {
+        let side = config.side;
+        let problem =
+            format!("the image encoder takes pictures of {side}x{side}, image_processor makes others");
+        return Err(components::unfit(folder, problem));
+    }
+    Ok((pictures, config))
 }
 
 fn denoiser(loading: &mut Loading, component: &str, config: WanConfig) -> Wan {
