@@ -223,3 +223,68 @@ fn requests_of_other_shapes_have_other_keys() {
     assert_ne!(base, key(|r| r.guidance = Some(1.0)));
     assert_ne!(base, key(|r| r.max_sequence_length = Some(100)));
 }
+
+#[test]
+fn checkpoints_whose_parts_do_not_fit_are_refused_by_name() {
+    let cases: [(&str, &str, &str, &str, &[&str]); 7] = [
+        (
+            "wan22-t2v",
+            "model_index.json",
+            "\"boundary_ratio\": 0.875",
+            "\"boundary_ratio\": null",
+            &["transformer_2", "boundary_ratio"],
+        ),
+        (
+            "wan21-t2v",
+            "model_index.json",
+            "\"boundary_ratio\": null",
+            "\"boundary_ratio\": 0.875",
+            &["transformer_2", "boundary_ratio"],
+        ),
+        (
+            "wan21-t2v",
+            "model_index.json",
+            "WanPipeline",
+            "WanImageToVideoPipeline",
+            &["what is beside them: 36", "takes 16"],
+        ),
+        (
+            "wan21-i2v",
+            "model_index.json",
+            "WanImageToVideoPipeline",
+            "WanPipeline",
+            &["tokens of a picture"],
+        ),
+        (
+            "wan21-i2v",
+            "image_processor/preprocessor_config.json",
+            "\"height\": 28",
+            "\"height\": 27",
+            &["28x28"],
+        ),
+        (
+            "wan21-t2v",
+            "transformer/config.json",
+            "\"pos_embed_seq_len\": null",
+            "\"pos_embed_seq_len\": 514",
+            &["pos_embed_seq_len", "last frame"],
+        ),
+        (
+            "wan22-t2v",
+            "transformer_2/config.json",
+            "\"text_dim\": 32",
+            "\"text_dim\": 24",
+            &["text encoder: 32", "takes 24"],
+        ),
+    ];
+    for (case, file, from, to, words) in cases {
+        let folder = support::copy_of(case);
+        support::replace(&folder.path().join(file), from, to);
+        let error = denoised_models::open(folder.path())
+            .expect_err("refused")
+            .to_string();
+        for word in words {
+            assert!(error.contains(word), "{word:?} is not in: {error}");
+        }
+    }
+}
