@@ -20,17 +20,12 @@ const MLP_RATIO: usize = 4;
 const THETA: f64 = 10_000.0;
 /// Latents each way that make a token.
 const PATCH: usize = 2;
-/// The guidance scale is embedded as if it were a timestep of a thousand times its value.
-const GUIDANCE_SCALE: f32 = 1000.0;
-
-const fn sinusoids(scale: f32) -> TimestepSpec {
-    TimestepSpec {
-        flip_sin_to_cos: true,
-        downscale_freq_shift: 0.0,
-        scale,
-        max_period: 10_000.0,
-    }
-}
+const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
+    flip_sin_to_cos: true,
+    downscale_freq_shift: 0.0,
+    scale: 1.0,
+    max_period: 10_000.0,
+};
 
 /// Widths and switches, as `config.json` says.
 #[derive(Clone, Debug)]
@@ -141,10 +136,10 @@ impl Flux {
         let block = config.block();
         let n = block.n_channels();
         let mut embed = root.at("time_text_embed");
-        let time = TimestepEmbedding::new(&mut embed.at("timestep_embedder"), sinusoids(1.0), N_SINUSOIDS, n);
+        let time = TimestepEmbedding::new(&mut embed.at("timestep_embedder"), TIMESTEP_SPEC, N_SINUSOIDS, n);
         let guidance = config.has_guidance.then(|| {
             let mut scope = embed.at("guidance_embedder");
-            TimestepEmbedding::new(&mut scope, sinusoids(GUIDANCE_SCALE), N_SINUSOIDS, n)
+            TimestepEmbedding::new(&mut scope, TIMESTEP_SPEC, N_SINUSOIDS, n)
         });
         let activation = Activation::Silu;
         let pooled = TwoLayer::new(&mut embed.at("text_embedder"), config.n_pooled, n, activation);

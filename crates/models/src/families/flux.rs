@@ -42,6 +42,8 @@ const REFERENCES: References = References {
 const KONTEXT_WIDTHS: [u32; 17] = [
     672, 688, 720, 752, 800, 832, 880, 944, 1024, 1104, 1184, 1248, 1328, 1392, 1456, 1504, 1568,
 ];
+/// The guidance scale is embedded like a timestep of this many times its value.
+const GUIDANCE_FACTOR: f32 = 1000.0;
 /// Per call of `encode_prompt`: tokens and pooled vector of the prompt, of the negative prompt.
 const TRACE_NAMES: [&str; 4] = [
     "encode_prompt.0.0",
@@ -180,7 +182,7 @@ impl Conditioner for FluxConditioner {
 
     fn encode(&self, ctx: &Ctx<'_>, text: &Tokenized, args: &EncodeArgs<'_>) -> Result<Conditioning> {
         let numbers = match self.has_guidance {
-            true => Some(ctx.upload_f32(&[args.guidance], &[1, 1])?),
+            true => Some(ctx.upload_f32(&[GUIDANCE_FACTOR * args.guidance], &[1, 1])?),
             false => None,
         };
         Ok(Conditioning {
