@@ -13,6 +13,7 @@ use denoised_types::{
     Failure, FailureCode, GenerateRequest, Generated, Image, Mask, PhaseTimes, Rank, RequestId, Task,
 };
 use denoised_wire::StartPhase;
+use std::collections::VecDeque;
 use std::time::Instant;
 
 /// Starts a [`PipelineProgram`] with the model and device of the worker's configuration.
@@ -366,10 +367,13 @@ impl PipelineProgram {
 
 impl Program for PipelineProgram {
     fn run_wave(&mut self, members: Vec<WaveMember>, sink: &mut dyn WaveSink) -> Result<(), Failure> {
-        for mut group in groups(self.begin_all(members, sink)?) {
-            while !group.is_empty() {
-                self.decode_finished(&mut group, sink)?;
-                self.step(&mut group, sink)?;
+        let mut waiting: VecDeque<Vec<Active>> = groups(self.begin_all(members, sink)?).into();
+        while let Some(mut group) = waiting.pop_front() {
+            self.decode_finished(&mut group, sink)?;
+            self.step(&mut group, sink)?;
+            // A step may change keys (a model with a denoiser per range of noise), and those that part go on apart.
+            for part in groups(group).into_iter().rev() {
+                waiting.push_front(part);
             }
         }
         sink.memory(self.pipeline.memory());

@@ -46,7 +46,12 @@ impl Running for FakeRunning {
         self.resolved.n_steps
     }
     fn batch_key(&self) -> u64 {
-        if self.prompt.contains("key=2") { 2 } else { 1 }
+        match &self.prompt {
+            prompt if prompt.contains("key=2") => 2,
+            // Another denoiser from its second step on, as a model with two experts has it.
+            prompt if prompt.contains("key=3 later") && self.step_idx > 0 => 3,
+            _ => 1,
+        }
     }
     fn take_trace(&mut self) -> Vec<NamedTensor> {
         std::mem::take(&mut self.trace)
@@ -329,6 +334,16 @@ fn members_of_different_shapes_and_lengths_all_end() {
             .unwrap()
     };
     assert!(end_of("1") < lines.iter().position(|line| line == "3 step 2/4").unwrap());
+}
+
+#[test]
+fn members_whose_keys_part_on_the_way_go_on_apart() {
+    // The pipeline itself asserts that the members of a step share a key.
+    let (lines, result) = run(&[(1, "", 3), (2, "key=3 later", 3), (3, "", 3)], None);
+    assert_eq!(result, Ok(()));
+    for id in ["1", "2", "3"] {
+        assert_eq!(of(&lines, id).last().unwrap(), &format!("done: seed {id}"));
+    }
 }
 
 #[test]
