@@ -5,7 +5,7 @@
     python make_reference.py --configs tasks.json --out DIR
 
 Each is a case of gen_families.py with a task: its pictures' (and mask's) height and width, and what
-else it needs. The Wan cases need the package ftfy.
+else it needs.
 """
 
 import argparse
