@@ -99,6 +99,14 @@ const FAMILIES: &[Family] = &[
         open: sd3::open,
     },
     Family {
+        pipeline_class: "StableDiffusion3Img2ImgPipeline",
+        open: sd3::open,
+    },
+    Family {
+        pipeline_class: "StableDiffusion3InpaintPipeline",
+        open: sd3::open,
+    },
+    Family {
         pipeline_class: "WanPipeline",
         open: wan::open,
     },

@@ -52,6 +52,10 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         let given = ("channels of the text encoder:", clip.n_channels);
         components::expect_equal(folder, given, ("the unet takes", n_context))?;
     }
+    if unet.addition.is_some() {
+        let problem = "the unet is also told a pooled text and sizes, which this pipeline does not have";
+        return Err(components::unfit(folder, problem.to_owned()));
+    }
     let sizes = unet_sizes(folder, &unet, &kl, unet.sample_size)?;
 
     let mut loading = Loading::open(folder, &["unet", "vae", "text_encoder"])?;
