@@ -182,6 +182,12 @@ impl Conditioner for Flux2Conditioner {
     }
 
     fn check_text_layers(&self, layers: &[u32]) -> std::result::Result<(), String> {
+        if layers.is_empty() && TEXT_LAYERS.iter().any(|layer| *layer as usize > self.last_state) {
+            let most = self.last_state;
+            return Err(format!(
+                "text_layers must be given: the text encoder has hidden states up to {most}, not the usual {TEXT_LAYERS:?}"
+            ));
+        }
         let layers = if layers.is_empty() { &TEXT_LAYERS } else { layers };
         if let Some(layer) = layers.iter().find(|layer| **layer as usize > self.last_state) {
             let most = self.last_state;
