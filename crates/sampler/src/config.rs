@@ -142,60 +142,104 @@ pub enum Mu {
 
 /// Settings of a sampler.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[allow(missing_docs)] // The keys are those of diffusers; each solver says what it makes of them.
 pub struct SamplerConfig {
+    /// Timesteps of the training, 1 to 100 000; 1000 where absent.
     pub num_train_timesteps: Option<u32>,
+    /// First beta, 0 to 1.
     pub beta_start: Option<f64>,
+    /// Last beta, 0 to 1.
     pub beta_end: Option<f64>,
+    /// How betas run between the two.
     pub beta_schedule: Option<BetaSchedule>,
+    /// The betas themselves, one per training timestep, in place of the three above.
     pub trained_betas: Option<Vec<f64>>,
+    /// Stretches the schedule so that nothing of the signal is left at the last timestep.
     pub rescale_betas_zero_snr: Option<bool>,
+    /// What the denoiser predicts; the noise where absent.
     pub prediction_type: Option<PredictionType>,
+    /// Which timesteps are visited; `leading` or `linspace` where absent, by solver.
     pub timestep_spacing: Option<TimestepSpacing>,
+    /// Added to the timesteps of `leading`.
     pub steps_offset: Option<u32>,
+    /// DDIM, PNDM: the last step ends without noise, not with the noise of the first training timestep.
     pub set_alpha_to_one: Option<bool>,
+    /// Clips the predicted picture; no step that does is supported.
     pub clip_sample: Option<bool>,
+    /// Clips the predicted picture by its distribution; no step that does is supported.
     pub thresholding: Option<bool>,
+    /// DDPM: how much noise a step adds. The solvers of DPM refuse learned variances.
     pub variance_type: Option<String>,
 
+    /// Euler: how sigmas are found.
     pub interpolation_type: Option<InterpolationType>,
+    /// Euler: what the denoiser is told.
     pub timestep_type: Option<TimestepType>,
+    /// Euler, DPM, UniPC: where sampling ends; without noise where absent.
     pub final_sigmas_type: Option<FinalSigmas>,
+    /// Karras' spacing of the sigmas.
     pub use_karras_sigmas: Option<bool>,
+    /// Even spacing of the logarithms of the sigmas.
     pub use_exponential_sigmas: Option<bool>,
+    /// Spacing of the sigmas by a beta distribution.
     pub use_beta_sigmas: Option<bool>,
+    /// DPM: even spacing of the logarithms of the sigmas between those of the training.
     pub use_lu_lambdas: Option<bool>,
+    /// Euler, UniPC: last sigma of these spacings; that of the timesteps where absent.
     pub sigma_min: Option<f64>,
+    /// Euler, UniPC: first sigma of these spacings; that of the timesteps where absent.
     pub sigma_max: Option<f64>,
+    /// DPM: timesteps whose logarithm of signal per noise is below this are not visited.
     pub lambda_min_clipped: Option<f64>,
 
+    /// DPM: what is integrated, and whether noise is added; `dpmsolver++` where absent.
     pub algorithm_type: Option<String>,
+    /// DPM: `midpoint` or `heun`; UniPC: `bh1` or `bh2`. The first of DPM and the last of UniPC where absent or of another class.
     pub solver_type: Option<String>,
+    /// DPM, DEIS, UniPC: how many predictions a step uses; 2 where absent.
     pub solver_order: Option<u32>,
+    /// DPM, DEIS, UniPC: the last steps are of lower order, in DPM and DEIS of few steps only.
     pub lower_order_final: Option<bool>,
+    /// DPM: the last step is of first order.
     pub euler_at_final: Option<bool>,
+    /// UniPC: integrates the picture, not the noise.
     pub predict_x0: Option<bool>,
+    /// UniPC: steps after which nothing is corrected.
     pub disable_corrector: Option<Vec<usize>>,
+    /// PNDM: begins with Heun's method, not Runge and Kutta's.
     pub skip_prk_steps: Option<bool>,
+    /// LCM, TCD: timesteps of the distillation; 50 where absent.
     pub original_inference_steps: Option<u32>,
+    /// LCM: factor of the timesteps in the boundary conditions; 10 where absent.
     pub timestep_scaling: Option<f64>,
 
+    /// DPM, DEIS, UniPC: the noise levels are those of a rectified flow.
     pub use_flow_sigmas: Option<bool>,
+    /// DPM, DEIS, UniPC: as `shift`.
     pub flow_shift: Option<f64>,
+    /// Flows: constant shift of the sigmas, `s sigma / (1 + (s - 1) sigma)`.
     pub shift: Option<f64>,
+    /// Flows: shifts by the size of the picture instead ([`Mu`]).
     pub use_dynamic_shifting: Option<bool>,
+    /// Flows: mu of a small picture; 0.5 where absent.
     pub base_shift: Option<f64>,
+    /// Flows: mu of a large picture; 1.15 where absent.
     pub max_shift: Option<f64>,
+    /// Flows: tokens of the small picture; 256 where absent.
     pub base_image_seq_len: Option<u32>,
+    /// Flows: tokens of the large picture; 4096 where absent.
     pub max_image_seq_len: Option<u32>,
+    /// Flows: what mu does to the sigmas.
     pub time_shift_type: Option<TimeShift>,
+    /// Flows: stretches the schedule to end at this sigma, 0 to 1; `None` and 0 are no stretching.
     pub shift_terminal: Option<f64>,
+    /// Flows: counts sigmas from the other end; not supported.
     pub invert_sigmas: Option<bool>,
+    /// Flows: each step jumps to the picture and adds fresh noise.
     pub stochastic_sampling: Option<bool>,
 
-    /// No key of the file but a matter of the pipeline.
+    /// Flows: sigmas before the shift, where a request names none. No key of the file but a matter of the pipeline.
     pub flow_sigmas: FlowSigmas,
-    /// No key of the file but a matter of the pipeline.
+    /// Flows: how mu follows from the picture's size. No key of the file but a matter of the pipeline.
     pub mu: Mu,
 }
 

@@ -94,7 +94,11 @@ impl FlowLevels {
             .into_iter();
         let sigmas: Vec<f32> = sigmas.map(|sigma| sigma as f32).collect();
         if !sigmas.iter().all(|sigma| sigma.is_finite()) {
-            let expected = "a number that leaves some noise in the last step".to_owned();
+            let expected = match self.shift.terminal {
+                // One that is all noise cannot be stretched to end anywhere.
+                Some(_) => "at least 2".to_owned(),
+                None => "a number whose sigmas are finite".to_owned(),
+            };
             return Err(self.solver.step_count(n_steps, expected));
         }
         let timestep = |sigma: &f32| sigma * self.n_train_timesteps as f32;
