@@ -3,8 +3,8 @@
 mod support;
 
 use denoised_models::Pipeline;
-use denoised_types::{Capture, GenerateRequest, Image};
-use support::{data, load, run, step};
+use denoised_types::{Capture, Failure, GenerateRequest, Image};
+use support::{copy_of, data, load, replace, run, step};
 
 fn open(case: &str) -> Box<dyn Pipeline> {
     load(&data(case).join("model"))
@@ -138,4 +138,156 @@ fn requests_that_make_no_sense_for_flux_are_refused() {
     refused(&*klein, &with(&[(1000, 64)], &[1, 3, 5]), "1000x64");
     assert!(klein.resolve(&with(&[(64, 64)], &[5, 5, 0])).is_ok());
     assert!(kontext.resolve(&with(&[(20, 20)], &[])).is_ok());
+}
+
+#[test]
+fn settings_of_flux_that_are_not_carried_out_are_refused_by_key() {
+    let transformer = "transformer/config.json";
+    for (case, file, from, to, word) in [
+        (
+            "flux-dev",
+            transformer,
+            "\"patch_size\": 1",
+            "\"patch_size\": 2",
+            "patch_size",
+        ),
+        (
+            "flux-dev",
+            transformer,
+            "\"out_channels\": null",
+            "\"out_channels\": 16",
+            "out_channels",
+        ),
+        (
+            "flux-dev",
+            transformer,
+            "\"in_channels\": 64",
+            "\"in_channels\": 66",
+            "in_channels",
+        ),
+        (
+            "flux-dev",
+            transformer,
+            "\"in_channels\": 64",
+            "\"in_channels\": 128",
+            "32",
+        ),
+        ("flux-dev", transformer, "    4,\n", "    6,\n", "axes_dims_rope"),
+        (
+            "flux-dev",
+            transformer,
+            "\"num_layers\": 2",
+            "\"num_layers\": 2, \"theta\": 5",
+            "theta",
+        ),
+        (
+            "flux-dev",
+            transformer,
+            "\"pooled_projection_dim\": 32",
+            "\"pooled_projection_dim\": 48",
+            "48",
+        ),
+        (
+            "flux-dev",
+            transformer,
+            "\"joint_attention_dim\": 32",
+            "\"joint_attention_dim\": 48",
+            "48",
+        ),
+        (
+            "flux-dev",
+            transformer,
+            "\"guidance_embeds\": true",
+            "\"guidance_embeds\": false",
+            "guidance_embedder",
+        ),
+        (
+            "flux-schnell",
+            transformer,
+            "\"guidance_embeds\": false",
+            "\"guidance_embeds\": true",
+            "guidance_embedder",
+        ),
+        (
+            "flux2-klein",
+            transformer,
+            "\"guidance_embeds\": false",
+            "\"guidance_embeds\": true",
+            "guidance_embeds",
+        ),
+        (
+            "flux2-klein",
+            transformer,
+            "\"rope_theta\": 2000",
+            "\"rope_theta\": 0",
+            "rope_theta",
+        ),
+        (
+            "flux2-klein",
+            transformer,
+            "\"mlp_ratio\": 3.0",
+            "\"mlp_ratio\": 0.0",
+            "mlp_ratio",
+        ),
+        (
+            "flux2-klein",
+            transformer,
+            "\"mlp_ratio\": 3.0",
+            "\"mlp_ratio\": 1e99",
+            "mlp_ratio",
+        ),
+        ("flux2-klein", transformer, "\"eps\": 1e-06", "\"eps\": -1", "eps"),
+        (
+            "flux2-klein",
+            transformer,
+            "_channels\": 32\n",
+            "_channels\": 31\n",
+            "timestep_guidance_channels",
+        ),
+        (
+            "flux2-klein",
+            transformer,
+            "\"in_channels\": 32",
+            "\"in_channels\": 64",
+            "64",
+        ),
+        (
+            "flux2-klein",
+            "model_index.json",
+            "\"is_distilled\"",
+            "\"is_turbo\"",
+            "is_turbo",
+        ),
+        (
+            "flux2-klein",
+            "tokenizer/chat_template.jinja",
+            "enable_thinking",
+            "thinking",
+            "template",
+        ),
+    ] {
+        let folder = copy_of(case);
+        replace(&folder.path().join(file), from, to);
+        let error = denoised_models::open(folder.path()).expect_err("it cannot be used");
+        let message = Failure::from(error).message;
+        assert!(message.contains(word), "{word} is not in: {message}");
+    }
+}
+
+#[test]
+fn a_component_without_weights_names_the_file_that_was_expected() {
+    for (case, component, file) in [
+        ("flux-dev", "text_encoder_2", "model.safetensors"),
+        (
+            "flux2-klein",
+            "transformer",
+            "diffusion_pytorch_model.safetensors",
+        ),
+    ] {
+        let folder = copy_of(case);
+        std::fs::remove_file(folder.path().join(component).join(file)).expect("it was there");
+        let error = denoised_models::open(folder.path()).expect_err("it cannot be used");
+        let message = Failure::from(error).message;
+        assert!(message.contains(component) && message.contains(file), "{message}");
+    }
 }
