@@ -245,8 +245,8 @@ template <class T, int D, int DV, int KEYS, int N> DEVICE void flash(const Atten
         }
     }
 
-    // Through shared memory, so that rows are written in whole pieces; each warp stores its own. No copy may come into it any more.
-    cp_async_wait<0>();
+    // Through shared memory, so that rows are written in whole pieces; each warp stores its own. No copy comes into it any more: the last
+    // round waited for its values and asked for no keys.
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < N; i++)
