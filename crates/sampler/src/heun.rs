@@ -1,5 +1,8 @@
 //! Heun's method: an Euler step to look at the derivative there, then a step along the mean of both, as diffusers'
 //! `HeunDiscreteScheduler` and, for flows, `FlowMatchHeunDiscreteScheduler`. A step takes two evaluations, the last one.
+//!
+//! For flows the noise levels are those of Euler's steps whatever the settings; the class in diffusers knows no other than a constant
+//! shift, and computes the same with that.
 
 use crate::{
     Ask, Sampler, SamplerError, Schedule,

@@ -11,7 +11,8 @@ use crate::SamplerError;
 pub struct Ask<'a> {
     /// Steps; a step may take more than one evaluation.
     pub n_steps: usize,
-    /// Noise levels of the steps in place of the sampler's own.
+    /// Noise levels of the steps in place of the sampler's own and of `n_steps`, falling. Flows shift them as their own; Euler's are noise
+    /// per signal, with where sampling ends behind those of the steps. The other samplers take none.
     pub sigmas: Option<&'a [f32]>,
     /// Tokens of the picture, which some schedules depend on.
     pub n_tokens: usize,
@@ -55,7 +56,8 @@ impl Ask<'_> {
             true => (n_steps as f64 - n_done) as usize,
         };
         if n_skipped >= n_steps {
-            return Err(refused(format!("at least {}", 1.0 / n_steps as f64)));
+            let least = (1000.0 / n_steps.max(1) as f64).ceil() / 1000.0;
+            return Err(refused(format!("at least {least}")));
         }
         Ok(n_skipped)
     }

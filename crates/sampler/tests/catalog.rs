@@ -184,6 +184,27 @@ fn sigmas_and_strengths_that_make_no_schedule_are_refused() {
     }
 }
 
+#[test]
+fn a_strength_that_leaves_no_step_is_refused_with_one_that_would_do() {
+    let config = SamplerConfig::default();
+    let sampler = build(Kind::Discrete, "euler", &config).expect("supported");
+    let ask = |strength| Ask {
+        strength: Some(strength),
+        ..Ask::steps(30)
+    };
+    assert_eq!(
+        sampler
+            .schedule(&ask(0.03))
+            .expect_err("0.9 of a step")
+            .to_string(),
+        "strength is 0.03, with 30 steps it must be at least 0.034"
+    );
+    assert_eq!(sampler.schedule(&ask(0.034)).expect("one step").n_steps(), 1);
+    // The nearest float32 of 0.7 is below 0.7.
+    let n_steps = sampler.schedule(&ask(0.7)).expect("21 steps").n_steps();
+    assert_eq!(n_steps, 21);
+}
+
 /// Every name, whatever the settings: a finite schedule of consistent lengths, or an error.
 #[test]
 fn odd_settings_make_finite_schedules_or_errors() {
