@@ -205,13 +205,27 @@ CASES["qwen-inpaint"] = case(
     mask=[128, 96],
     call=dict(strength=0.7, num_inference_steps=5),
 )
+# Pictures to edit are brought to a million pixels, so the autoencoder is narrow.
+QWEN_EDIT = dict(
+    processor=dict(min_pixels=3136, max_pixels=28 * 28 * 30),
+    vae=dict(FAMILIES["qwen-image"]["vae"], base_dim=4),
+    saved_as_task=True,
+)
 CASES["qwen-edit"] = case(
     "qwen-image",
     "edit",
     [[120, 90]],
     call=dict(num_inference_steps=2),
-    processor=dict(min_pixels=3136, max_pixels=28 * 28 * 30),
-    saved_as_task=True,
+    **QWEN_EDIT,
+)
+CASES["qwen-edit-plus"] = case(
+    "qwen-image",
+    "edit",
+    [[90, 70], [40, 80]],
+    call=dict(num_inference_steps=2),
+    pipeline="QwenImageEditPlusPipeline",
+    transformer=dict(FAMILIES["qwen-image"]["transformer"], zero_cond_t=True),
+    **QWEN_EDIT,
 )
 
 WAN_36 = dict(FAMILIES["wan21-t2v"]["transformer"], in_channels=36)

@@ -447,7 +447,7 @@ def build_qwenimage(config, model, seed, scheduler):
     transformer = diffusers.QwenImageTransformer2DModel(**config["transformer"])
     pipeline_class, processor = diffusers.QwenImagePipeline, {}
     if config.get("task") == "edit":
-        pipeline_class, processor = diffusers.QwenImageEditPipeline, dict(processor=None)
+        pipeline_class, processor = task_pipeline(config), dict(processor=None)
         folder = model / "processor"
         Qwen2VLImageProcessorPil(**config["processor"]).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -579,9 +579,12 @@ TASK_PIPELINES = {
 
 
 def task_pipeline(config):
-    """The class that carries out the case's task; None for text to picture."""
+    """The class that carries out the case's task: the one that it names, or that of the table; None
+    for text to picture."""
     if "task" not in config:
         return None
+    if "pipeline" in config:
+        return getattr(diffusers, config["pipeline"])
     key = (config["family"], config["task"])
     if key not in TASK_PIPELINES:
         known = ", ".join(" ".join(key) for key in TASK_PIPELINES)

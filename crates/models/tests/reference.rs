@@ -248,6 +248,21 @@ fn flux_kontext_is_diffusers() {
 }
 
 #[test]
+fn qwen_image_under_a_mask_is_diffusers() {
+    check_case(&support::data("qwen-inpaint"));
+}
+
+#[test]
+fn qwen_image_edit_is_diffusers() {
+    check_case(&support::data("qwen-edit"));
+}
+
+#[test]
+fn qwen_image_edit_plus_is_diffusers() {
+    check_case(&support::data("qwen-edit-plus"));
+}
+
+#[test]
 fn flux2_klein_with_two_pictures_is_diffusers() {
     check_case(&support::data("flux2-edit-two"));
 }
