@@ -179,6 +179,29 @@ CASES["sdxl"] = dict(
     ),
 )
 
+# Distilled to take the guidance scale as an input, and a timestep's noise anew at each step.
+CASES["sdxl-lcm"] = dict(
+    CASES["sdxl"],
+    seed=250,
+    scheduler=[
+        "LCMScheduler",
+        dict(
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            clip_sample=False,
+        ),
+    ],
+    unet=dict(
+        CASES["sdxl"]["unet"],
+        layers_per_block=1,
+        transformer_layers_per_block=(1, 1),
+        time_cond_proj_dim=16,
+    ),
+    latents=[1, 4, 8, 12],
+    call=dict(height=64, width=96, num_inference_steps=4, guidance_scale=3.0),
+)
+
 SD3_TRANSFORMER = dict(
     sample_size=16,
     patch_size=2,

@@ -228,6 +228,11 @@ fn sdxl_img2img_resized_is_diffusers() {
 }
 
 #[test]
+fn sdxl_lcm_is_diffusers() {
+    check_case(&support::data("sdxl-lcm"));
+}
+
+#[test]
 fn sdxl_inpaint_is_diffusers() {
     check_case(&support::data("sdxl-inpaint"));
 }

@@ -207,7 +207,7 @@ fn settings_of_the_unet_that_are_not_carried_out_are_refused_by_key() {
         ("addition_embed_type", json!("text_image"), "addition_embed_type"),
         ("encoder_hid_dim", json!(64), "encoder_hid_dim"),
         ("num_class_embeds", json!(10), "num_class_embeds"),
-        ("time_cond_proj_dim", json!(256), "time_cond_proj_dim"),
+        ("time_cond_proj_dim", json!(7), "time_cond_proj_dim"),
         ("num_attention_heads", json!(4), "num_attention_heads"),
         ("dual_cross_attention", json!(true), "dual_cross_attention"),
         ("attention_type", json!("gated"), "attention_type"),

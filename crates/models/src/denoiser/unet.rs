@@ -15,16 +15,20 @@ use super::{Denoiser, DenoiserInput, repeat_bias};
 
 use crate::conditioning::Conditioning;
 use denoised_nn::{
-    After, Conv2d, Ctx, Downsample, GroupNorm, Linear, ResnetBlock, ResnetSpec, Result, Scope,
-    TimestepEmbedding, Transformer2d, Transformer2dSpec, TwoLayer, Upsample,
+    After, Conv2d, Ctx, Downsample, GroupNorm, Linear, ResnetBlock, ResnetSpec, Result, Scope, Transformer2d,
+    Transformer2dSpec, TwoLayer, Upsample,
 };
-use denoised_tensor::{Activation, Tensor, TensorError, TimestepSpec};
+use denoised_tensor::{Activation, DType, Tensor, TensorError, TimestepSpec};
 
 /// The network.
 #[derive(Debug)]
 pub(crate) struct Unet {
     conv_in: Conv2d,
-    time: TimestepEmbedding,
+    time: TwoLayer,
+    time_spec: TimestepSpec,
+    n_time_sinusoids: usize,
+    /// The guidance scale as a summand of the sinusoids.
+    guidance: Option<(Linear, usize)>,
     time_activations: [Activation; 2],
     addition: Option<Addition>,
     /// The time embedding as every residual block takes it, side by side.
@@ -61,17 +65,14 @@ impl Addition {
         }
     }
 
-    /// `[batch, n_time]` of pooled text `[batch, c]` and numbers `[batch, n]`.
-    fn forward(&self, ctx: &Ctx<'_>, conditioning: &Conditioning) -> Result<Tensor> {
-        let (Some(pooled), Some(numbers)) = (&conditioning.pooled, &conditioning.numbers) else {
-            return Err(TensorError::Operand {
-                op: "unet",
-                detail: "the family gives no pooled text or no numbers".to_owned(),
-            });
-        };
-        let (batch, n_numbers, c) = (numbers.dim(0), numbers.dim(1), pooled.dim(1));
+    /// `[batch, n_time]` of pooled text `[batch, c]` and of numbers, of which as many count as there is place for.
+    fn forward(&self, ctx: &Ctx<'_>, pooled: &Tensor, numbers: &Tensor) -> Result<Tensor> {
+        let (batch, c) = (numbers.dim(0), pooled.dim(1));
+        let n_numbers = (self.n_in - c) / self.n_sinusoids;
         let sinusoids = ctx.alloc(&[batch * n_numbers, self.n_sinusoids])?;
-        let flat = numbers.reshape(&[batch * n_numbers])?;
+        let flat = ctx.backend.alloc(&[batch, n_numbers], DType::F32)?;
+        ctx.backend.copy(&numbers.narrow(1, 0, n_numbers)?, &flat)?;
+        let flat = flat.reshape(&[batch * n_numbers])?;
         ctx.backend
             .timestep_embedding(&flat, &self.sinusoids, &sinusoids)?;
         let n_behind = n_numbers * self.n_sinusoids;
@@ -178,13 +179,12 @@ impl Unet {
         let n_stages = config.stages.len();
         let finest = config.n_channels(0);
         let conv_in = Conv2d::same(&mut root.at("conv_in"), config.c_in, finest, config.conv_in_side);
-        let time = TimestepEmbedding::with_activation(
-            &mut root.at("time_embedding"),
-            config.time_spec,
-            finest,
-            config.n_time,
-            config.resnet.activation,
-        );
+        let mut scope = root.at("time_embedding");
+        let guidance = config.n_guidance.map(|n| {
+            let projection = Linear::without_bias(&mut scope.at("cond_proj"), n, finest);
+            (projection, n)
+        });
+        let time = TwoLayer::new(&mut scope, finest, config.n_time, config.resnet.activation);
         let addition = config
             .addition
             .map(|addition| Addition::new(&mut root.at("add_embedding"), config, addition));
@@ -244,6 +244,9 @@ impl Unet {
         Self {
             conv_in,
             time,
+            time_spec: config.time_spec,
+            n_time_sinusoids: finest,
+            guidance,
             time_activations: config.time_activations,
             addition,
             shifts,
@@ -277,15 +280,27 @@ impl Unet {
     /// The time embedding for all residual blocks, `[batch, n_shifts]`.
     fn shifts(&self, ctx: &Ctx<'_>, timesteps: &Tensor, conditioning: &Conditioning) -> Result<Tensor> {
         let [last, whole] = self.time_activations;
+        let numbers = || conditioning.numbers.as_ref().ok_or_else(untold);
         let addition = match &self.addition {
-            Some(addition) => Some(addition.forward(ctx, conditioning)?),
+            Some(addition) => {
+                let pooled = conditioning.pooled.as_ref().ok_or_else(untold)?;
+                Some(addition.forward(ctx, pooled, numbers()?)?)
+            }
             None => None,
         };
         let after = After {
             residual: addition.as_ref(),
             ..After::activation(last)
         };
-        let time = self.time.forward(ctx, timesteps, after)?;
+        let sinusoids = ctx.alloc(&[timesteps.dim(0), self.n_time_sinusoids])?;
+        ctx.backend
+            .timestep_embedding(timesteps, &self.time_spec, &sinusoids)?;
+        if let Some((projection, n)) = &self.guidance {
+            let of_guidance = guidance_sinusoids(ctx, numbers()?, *n)?;
+            let after = After::residual(&sinusoids);
+            projection.forward_into(ctx, &of_guidance, after, &sinusoids)?;
+        }
+        let time = self.time.forward(ctx, &sinusoids, after)?;
         for activation in [whole, self.activation] {
             if activation != Activation::None {
                 ctx.backend.activation(&time, activation, &time)?;
@@ -403,6 +418,32 @@ impl Denoiser for Unet {
         let out = ctx.alloc(&[x.dim(0), x.dim(1), x.dim(2), self.c_out])?;
         self.conv_out.forward_into(ctx, &x, After::default(), &out)?;
         Ok(out)
+    }
+}
+
+/// Sinusoids `[batch, n]` of the last of the numbers `[batch, _]`, the guidance scale less one.
+fn guidance_sinusoids(ctx: &Ctx<'_>, numbers: &Tensor, n: usize) -> Result<Tensor> {
+    let spec = TimestepSpec {
+        flip_sin_to_cos: false,
+        downscale_freq_shift: 1.0,
+        scale: 1000.0,
+        max_period: 10_000.0,
+    };
+    let batch = numbers.dim(0);
+    let scales = ctx.backend.alloc(&[batch, 1], DType::F32)?;
+    ctx.backend
+        .copy(&numbers.narrow(1, numbers.dim(1) - 1, 1)?, &scales)?;
+    let sinusoids = ctx.alloc(&[batch, n])?;
+    ctx.backend
+        .timestep_embedding(&scales.reshape(&[batch])?, &spec, &sinusoids)?;
+    Ok(sinusoids)
+}
+
+/// A family that does not say what its denoiser takes: a mistake of its file, if it ever shows.
+fn untold() -> TensorError {
+    TensorError::Operand {
+        op: "unet",
+        detail: "the family gives no pooled text or no numbers".to_owned(),
     }
 }
 

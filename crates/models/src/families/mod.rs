@@ -51,6 +51,10 @@ const FAMILIES: &[Family] = &[
         open: flux::open,
     },
     Family {
+        pipeline_class: "LatentConsistencyModelPipeline",
+        open: sd::open,
+    },
+    Family {
         pipeline_class: "PixArtAlphaPipeline",
         open: pixart::open_alpha,
     },

@@ -21,8 +21,9 @@ use denoised_checkpoint::Folder;
 use denoised_nn::{Ctx, Result};
 use denoised_types::{Image, NamedTensor};
 
-const DEFAULT_N_STEPS: u32 = 50;
-const DEFAULT_GUIDANCE: f32 = 7.5;
+/// Steps and guidance of `StableDiffusionPipeline`, and of `LatentConsistencyModelPipeline`.
+const DEFAULTS: (u32, f32) = (50, 7.5);
+const LCM_DEFAULTS: (u32, f32) = (4, 8.5);
 /// The pipeline refuses other sizes, whatever the autoencoder makes of a latent.
 const GRID_PX: usize = 8;
 /// Nothing in the network ends here; beyond, attention over all positions takes hours.
@@ -58,13 +59,18 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     }
     let sizes = unet_sizes(folder, &unet, &kl, unet.sample_size)?;
 
+    let (n_steps, guidance) = match folder.pipeline_class() {
+        "LatentConsistencyModelPipeline" => LCM_DEFAULTS,
+        _ => DEFAULTS,
+    };
+
     let mut loading = Loading::open(folder, &["unet", "vae", "text_encoder"])?;
     let encoder = loading.clip("text_encoder", &clip);
     let denoiser = Unet::new(&mut loading.at("unet"), &unet);
     let autoencoder = loading.kl(&kl);
     let tasks = unet_tasks(folder, &unet, &kl, &autoencoder)?;
     loading.finish(Parts {
-        info: model_info("sd", &sizes, DEFAULT_N_STEPS, DEFAULT_GUIDANCE),
+        info: model_info("sd", &sizes, n_steps, guidance),
         latents: LatentsLayout::picture(unet.c_out, kl.factor(), unet.min_side()),
         max_sequence_length: None,
         conditioner: Box::new(SdConditioner {
@@ -72,15 +78,24 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
             n_layers: clip.n_layers,
             tokenizer,
             encoder,
+            has_guidance: unet.n_guidance.is_some(),
         }),
         denoisers: Experts::one(denoiser),
-        guidance: GuidanceRule::Classic,
+        guidance: unet_guidance(&unet),
         decoder: autoencoder.decoder,
         encoder: autoencoder.encoder,
         tasks,
         samplers,
         foreign_scheduler,
     })
+}
+
+/// Distilled U-Nets take the guidance scale as an input.
+pub(super) fn unet_guidance(unet: &UnetConfig) -> GuidanceRule {
+    match unet.n_guidance {
+        Some(_) => GuidanceRule::Embedded,
+        None => GuidanceRule::Classic,
+    }
 }
 
 /// What a U-Net and an autoencoder do beside text to picture.
@@ -145,6 +160,8 @@ struct SdConditioner {
     encoder: ClipEncoder,
     n_layers: usize,
     n_tokens: usize,
+    /// Whether the denoiser is told the guidance scale.
+    has_guidance: bool,
 }
 
 impl Conditioner for SdConditioner {
@@ -177,7 +194,14 @@ impl Conditioner for SdConditioner {
         let tokens = self
             .encoder
             .forward(ctx, &text.fitted[0], args.options.clip_skip)?;
-        Ok(Conditioning::of_tokens(tokens))
+        let numbers = match self.has_guidance {
+            true => Some(ctx.upload_f32(&[args.guidance - 1.0], &[1, 1])?),
+            false => None,
+        };
+        Ok(Conditioning {
+            numbers,
+            ..Conditioning::of_tokens(tokens)
+        })
     }
 
     fn trace(

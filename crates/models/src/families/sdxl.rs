@@ -7,7 +7,7 @@
 use super::{
     components::{self, Loading, Reader, copy_columns, model_info},
     schedulers::{self, DiscreteRule, Samplers},
-    sd::{unet_sizes, unet_tasks},
+    sd::{unet_guidance, unet_sizes, unet_tasks},
 };
 use crate::{
     ModelError,
@@ -15,7 +15,7 @@ use crate::{
         Conditioner, Conditioning, ENCODE_PROMPT_NAMES, EncodeArgs, TextOptions, Tokenized, trace_named,
     },
     denoiser::{Unet, UnetConfig},
-    parts::{Experts, GuidanceRule, LatentsLayout, Opened, Parts},
+    parts::{Experts, LatentsLayout, Opened, Parts},
     text::{ClipConfig, ClipEncoder, ClipText, ClipTokenizer},
 };
 use denoised_checkpoint::Folder;
@@ -93,6 +93,7 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
         n_pooled: clip_2.n_projected,
         forces_zeros,
         is_scored,
+        has_guidance: unet.n_guidance.is_some(),
     };
     let denoiser = Unet::new(&mut loading.at("unet"), &unet);
     let autoencoder = loading.kl(&kl);
@@ -103,7 +104,7 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
         max_sequence_length: None,
         conditioner: Box::new(conditioner),
         denoisers: Experts::one(denoiser),
-        guidance: GuidanceRule::Classic,
+        guidance: unet_guidance(&unet),
         decoder: autoencoder.decoder,
         encoder: autoencoder.encoder,
         tasks,
@@ -125,10 +126,13 @@ struct SdxlConditioner {
     /// Whether an absent negative prompt is zeros, and not the empty text.
     forces_zeros: bool,
     is_scored: bool,
+    /// Whether the denoiser is told the guidance scale.
+    has_guidance: bool,
 }
 
 impl SdxlConditioner {
-    /// What the denoiser is told of the picture: its size, which counts as that of the original too, and that nothing was cut off.
+    /// What the denoiser is told of the picture: its size, which counts as that of the original too, and that nothing was cut off. Behind
+    /// that the guidance scale less one, if it is an input.
     fn numbers(&self, args: &EncodeArgs<'_>) -> Vec<f32> {
         let size = [args.height as f32, args.width as f32];
         let mut numbers = vec![size[0], size[1], 0.0, 0.0];
@@ -136,6 +140,7 @@ impl SdxlConditioner {
             true => numbers.push(AESTHETIC_SCORES[usize::from(args.is_negative)]),
             false => numbers.extend(size),
         }
+        numbers.extend(self.has_guidance.then_some(args.guidance - 1.0));
         numbers
     }
 }

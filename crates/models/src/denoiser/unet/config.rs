@@ -44,6 +44,8 @@ pub(crate) struct UnetConfig {
     pub(super) time_activations: [Activation; 2],
     /// What is added to the time embedding.
     pub(crate) addition: Option<AdditionConfig>,
+    /// Sinusoids of the guidance scale, of networks that were distilled to take it as an input.
+    pub(crate) n_guidance: Option<usize>,
 }
 
 /// Pooled text and sinusoids of some numbers, side by side, embedded together (Podell et al. 2023, "SDXL").
@@ -170,7 +172,14 @@ impl UnetConfig {
                 activation(config, "time_embedding_act_fn")?.unwrap_or(Activation::None),
             ],
             addition: read_addition(config, freq_shift)?,
+            n_guidance: config.opt_usize("time_cond_proj_dim")?,
         };
+        let is_fit = |n: usize| n.is_multiple_of(2) && (4..=1 << 16).contains(&n);
+        if !read.n_guidance.is_none_or(is_fit) {
+            return Err(config
+                .wrong("time_cond_proj_dim", "an even number of at least 4, or null")
+                .into());
+        }
         config.within("time_embedding_dim", read.n_time, 1..=1 << 18)?;
         config.within("downsample_padding", read.downsample_padding, 0..=1)?;
         for (key, side) in [
@@ -215,7 +224,6 @@ fn refuse_other_networks(config: &Config) -> Result<(), ModelError> {
         "encoder_hid_dim",
         "encoder_hid_dim_type",
         "num_class_embeds",
-        "time_cond_proj_dim",
         // diffusers refuses it too: the number of heads is what `attention_head_dim` says.
         "num_attention_heads",
     ] {
