@@ -4,8 +4,8 @@
 //! and write once, operations those of its products.
 
 use denoised_tensor::{
-    Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, GateOrder, Modulation, PrepareInput,
-    Result, Tensor, Weight, WeightKind, WeightSpec,
+    Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, GateOrder, Modulation, Precision,
+    PrepareInput, Result, Tensor, Weight, WeightKind, WeightSpec,
 };
 use denoised_testkit::suites::backend::MemorySource;
 use serde_json::{Value, json};
@@ -255,6 +255,7 @@ fn weights(backend: &dyn Backend, all: &[(WeightKind, &[usize])]) -> Result<Vec<
             sources: vec![name],
             kind: *kind,
             shape: shape.to_vec(),
+            precision: Precision::Device,
         });
     }
     Ok(backend

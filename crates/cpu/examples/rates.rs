@@ -3,8 +3,8 @@
 
 use denoised_cpu::{CpuBackend, CpuOptions, Isa, bench};
 use denoised_tensor::{
-    Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, GateOrder, PrepareInput, Result,
-    SourceDType, SourceError, SourceTensor, Weight, WeightKind, WeightSource, WeightSpec,
+    Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, GateOrder, Precision, PrepareInput,
+    Result, SourceDType, SourceError, SourceTensor, Weight, WeightKind, WeightSource, WeightSpec,
 };
 
 /// `m, n, k` of products in diffusion models.
@@ -55,6 +55,7 @@ fn weight(backend: &CpuBackend, kind: WeightKind, shape: &[usize]) -> Result<Wei
         sources: vec!["w".to_owned()],
         kind,
         shape: shape.to_vec(),
+        precision: Precision::Device,
     }];
     let prepared = backend.prepare(
         &specs,

@@ -2,7 +2,7 @@
 
 use denoised_cpu::{CpuBackend, CpuOptions, Isa};
 use denoised_tensor::{
-    AttentionSpec, Backend, ConvSpec, DType, Epilogue, PrepareInput, WeightKind, WeightSpec,
+    AttentionSpec, Backend, ConvSpec, DType, Epilogue, Precision, PrepareInput, WeightKind, WeightSpec,
 };
 use denoised_testkit::suites::backend::{MemorySource, fetch};
 
@@ -46,6 +46,7 @@ impl Convolved {
             sources: vec!["w".to_owned()],
             kind: WeightKind::Conv { stride: 1 },
             shape: shape.to_vec(),
+            precision: Precision::Device,
         };
         let mut source = MemorySource::default();
         source.insert("w", &shape, &w);

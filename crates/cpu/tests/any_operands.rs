@@ -4,7 +4,7 @@
 use denoised_cpu::{CpuBackend, CpuOptions, Isa};
 use denoised_tensor::{
     Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, GateOrder, Modulation, PatchOrder,
-    PrepareInput, RopeStyle, StepArgs, Tensor, TimestepSpec, Weight, WeightKind, WeightSpec,
+    Precision, PrepareInput, RopeStyle, StepArgs, Tensor, TimestepSpec, Weight, WeightKind, WeightSpec,
 };
 use denoised_testkit::suites::backend::{MemorySource, Random};
 
@@ -166,6 +166,7 @@ fn weights(backend: &dyn Backend) -> Vec<Weight> {
             sources: vec![name],
             kind,
             shape: shape.to_vec(),
+            precision: Precision::Device,
         });
     }
     let prepared = backend.prepare(&specs, PrepareInput::Build(&source), &mut |_, _| {});

@@ -2,7 +2,7 @@
 
 use denoised_cpu::{CpuBackend, CpuOptions, Isa};
 use denoised_os::memfd::MemoryBuilder;
-use denoised_tensor::{Backend, PrepareInput, TensorError, WeightKind, WeightSpec};
+use denoised_tensor::{Backend, Precision, PrepareInput, TensorError, WeightKind, WeightSpec};
 use denoised_testkit::suites::backend::MemorySource;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -20,6 +20,7 @@ fn specs() -> Vec<WeightSpec> {
         sources: vec![name.to_owned()],
         kind,
         shape: shape.to_vec(),
+        precision: Precision::Device,
     };
     vec![
         spec("m", WeightKind::Matrix, &[30, 20]),

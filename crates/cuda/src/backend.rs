@@ -24,7 +24,7 @@ use std::{path::PathBuf, rc::Rc};
 pub struct CudaOptions {
     /// Which device, as CUDA counts them.
     pub device_idx: usize,
-    /// Element type of activations, matrices and kernels: f32, bf16 or f16.
+    /// Element type of activations, matrices and kernels whose precision is the device's: f32, bf16 or f16.
     pub dtype: DType,
     /// How many repeated bodies are kept as recordings; none if 0.
     pub max_recordings: usize,
@@ -107,7 +107,6 @@ impl CudaBackend {
             modules: &self.modules,
             products: &self.products,
             reports: &self.reports,
-            dtype: self.dtype,
         }
     }
 

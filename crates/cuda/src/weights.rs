@@ -2,12 +2,12 @@
 //!
 //! | kind | kept as |
 //! |---|---|
-//! | matrix | `[n, k]` in the backend's dtype |
-//! | convolution | `[c_out, height, width, c_in]` in the backend's dtype, so that a tap's channels lie side by side |
-//! | vector | f32, and beside it in the backend's dtype, which products add it in |
+//! | matrix | `[n, k]` in the dtype of its activations |
+//! | convolution | `[c_out, height, width, c_in]` in the dtype of its activations, so that a tap's channels lie side by side |
+//! | vector | f32, and beside it in the dtype of its activations, which products add it in |
 //! | table | f32 |
 //!
-//! Every one of them starts on [`ALIGN`] bytes.
+//! The dtype of activations is the backend's where a spec does not ask for another. Every one of them starts on [`ALIGN`] bytes.
 
 use crate::{
     device::{Device, driver_failure},
@@ -35,10 +35,19 @@ pub(crate) struct DeviceWeights {
     device: sys::CUdevice,
     /// Address of the context, which this retains.
     context: usize,
-    dtype: DType,
     n_bytes: u64,
-    /// Of each weight: offset of its main form, and of its form in the backend's dtype.
-    places: Vec<(usize, usize)>,
+    places: Vec<Place>,
+}
+
+/// Where a weight lies.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Offset of what the table in the module's head names first.
+    main: usize,
+    /// Offset of a vector in `dtype`; elsewhere that of the main form.
+    in_dtype: usize,
+    /// Of the activations that it is used with.
+    dtype: DType,
 }
 
 impl WeightSet for DeviceWeights {
@@ -89,13 +98,13 @@ impl Buffer for WeightBuffer {
 /// Which form of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// As the table in the module's head says; f32 of a vector.
-    Main,
-    /// A vector in the backend's dtype.
-    InDType,
+    /// A vector or table in f32.
+    Wide,
+    /// What products with activations of this dtype take.
+    For(DType),
 }
 
-/// Address of `weight`, which must be of this device and of `kind`.
+/// Address of `weight`, which must be of this device and have the form.
 pub(crate) fn start(
     op: &'static str,
     name: &str,
@@ -111,8 +120,20 @@ pub(crate) fn start(
             detail: format!("{name} does not belong to this backend"),
         })?;
     device.keep(&weight.set);
-    let (main, in_dtype) = set.places[weight.spec_idx];
-    Ok(set.start + if form == Form::Main { main } else { in_dtype } as u64)
+    let place = set.places[weight.spec_idx];
+    let offset = match form {
+        Form::Wide => place.main,
+        Form::For(DType::F32) if weight.kind == WeightKind::Vector => place.main,
+        Form::For(dtype) if dtype == place.dtype => place.in_dtype,
+        Form::For(dtype) => {
+            return Err(TensorError::DType {
+                op,
+                dtype,
+                expected: place.dtype.as_str(),
+            });
+        }
+    };
+    Ok(set.start + offset as u64)
 }
 
 /// A vector or table as a read-only f32 tensor's memory.
@@ -122,7 +143,7 @@ pub(crate) fn buffer(op: &'static str, weight: &Weight, device: &Device) -> Resu
         return Err(TensorError::Operand { op, detail });
     }
     Ok(WeightBuffer {
-        start: start(op, "weight", weight, Form::Main, device)?,
+        start: start(op, "weight", weight, Form::Wide, device)?,
         set: Arc::clone(&weight.set),
         len_bytes: weight.shape.iter().product::<usize>() * 4,
     })
@@ -149,30 +170,20 @@ pub(crate) fn prepare(
         n_bytes = (offset + len_bytes).next_multiple_of(ALIGN);
         offset
     };
-    let places: Vec<(usize, usize)> = specs
+    let places: Vec<Place> = specs
         .iter()
         .map(|spec| {
             let n_elements = spec.shape.iter().product::<usize>();
-            match spec.kind {
-                WeightKind::Matrix | WeightKind::Conv { .. } => {
-                    let offset = place(n_elements * dtype.size_bytes());
-                    (offset, offset)
-                }
-                WeightKind::Table => {
-                    let offset = place(n_elements * 4);
-                    (offset, offset)
-                }
-                WeightKind::Vector => {
-                    let offset = place(n_elements * 4);
-                    (
-                        offset,
-                        if dtype == DType::F32 {
-                            offset
-                        } else {
-                            place(n_elements * dtype.size_bytes())
-                        },
-                    )
-                }
+            let dtype = spec.precision.dtype(dtype);
+            let main = place(n_elements * main_dtype(spec, dtype).size_bytes());
+            let in_dtype = match spec.kind {
+                WeightKind::Vector if dtype != DType::F32 => place(n_elements * dtype.size_bytes()),
+                _ => main,
+            };
+            Place {
+                main,
+                in_dtype,
+                dtype,
             }
         })
         .collect();
@@ -204,7 +215,6 @@ pub(crate) fn prepare(
         start,
         device: device.raw(),
         context: context as usize,
-        dtype,
         n_bytes: n_bytes as u64,
         places,
     });
@@ -227,6 +237,14 @@ pub(crate) fn prepare(
     })
 }
 
+/// Element type of the main form where activations are of `dtype`.
+fn main_dtype(spec: &WeightSpec, dtype: DType) -> DType {
+    match spec.kind {
+        WeightKind::Matrix | WeightKind::Conv { .. } => dtype,
+        WeightKind::Vector | WeightKind::Table => DType::F32,
+    }
+}
+
 fn fill(
     set: &DeviceWeights,
     specs: &[WeightSpec],
@@ -238,11 +256,13 @@ fn fill(
     let mut staging = Staging::new(device)?;
     let mut values = Vec::new();
     progress(0, total);
-    for (spec, (main, in_dtype)) in specs.iter().zip(&set.places) {
-        let main_dtype = match spec.kind {
-            WeightKind::Matrix | WeightKind::Conv { .. } => set.dtype,
-            WeightKind::Vector | WeightKind::Table => DType::F32,
-        };
+    for (spec, place) in specs.iter().zip(&set.places) {
+        let Place {
+            main,
+            in_dtype,
+            dtype,
+        } = *place;
+        let main_dtype = main_dtype(spec, dtype);
         let mut first_row = 0;
         for name in &spec.sources {
             let tensor = source.tensor(name).map_err(|error| TensorError::Weight {
@@ -257,9 +277,9 @@ fn fill(
                 first_row,
                 n_rows,
             };
-            piece.upload(set.start + *main as u64, main_dtype, &mut staging, &mut values)?;
+            piece.upload(set.start + main as u64, main_dtype, &mut staging, &mut values)?;
             if in_dtype != main {
-                piece.upload(set.start + *in_dtype as u64, set.dtype, &mut staging, &mut values)?;
+                piece.upload(set.start + in_dtype as u64, dtype, &mut staging, &mut values)?;
             }
             first_row += n_rows;
         }
@@ -267,7 +287,7 @@ fn fill(
         let end = if in_dtype == main {
             main + n_elements * main_dtype.size_bytes()
         } else {
-            in_dtype + n_elements * set.dtype.size_bytes()
+            in_dtype + n_elements * dtype.size_bytes()
         };
         progress(end as u64, total);
     }

@@ -8,12 +8,16 @@
 //! R4. Latents are f32, whatever the denoiser computes in: what a step adds is small beside them.
 //! R5. A step is one body for [`Backend::repeat`]: what may differ between two steps of equal shapes is an input of it or in its key.
 
+mod autoencoder;
 mod batch;
 mod resolve;
 mod step;
 mod task;
 
-use self::batch::{are_alike, stack_conditionings};
+use self::{
+    autoencoder::Autoencoder,
+    batch::{are_alike, stack_conditionings},
+};
 use crate::{
     ModelError,
     conditioning::{Conditioning, EncodeArgs, TextOptions, Tokenized},
@@ -75,9 +79,13 @@ impl Model for DiffusionModel {
         prepared: Prepared,
     ) -> Result<Box<dyn Pipeline>, ModelError> {
         let weights = prepared.weights;
-        let specs = &self.opened.specs;
+        let Opened {
+            parts,
+            specs,
+            weights: files,
+        } = self.opened;
         let fits = |(weight, spec): (&Weight, &WeightSpec)| weight.shape[..] == spec.shape[..];
-        if weights.len() != specs.len() || !weights.iter().zip(specs).all(fits) {
+        if weights.len() != specs.len() || !weights.iter().zip(&specs).all(fits) {
             return Err(ModelError::OtherWeights {
                 n_prepared: weights.len(),
                 n_declared: specs.len(),
@@ -85,7 +93,8 @@ impl Model for DiffusionModel {
         }
         Ok(Box::new(DiffusionPipeline {
             id: NEXT_PIPELINE_ID.fetch_add(1, Ordering::Relaxed),
-            parts: self.opened.parts,
+            parts,
+            autoencoder: Autoencoder::new(&specs, files, backend.dtype()),
             backend,
             weights,
         }))
@@ -98,6 +107,7 @@ struct DiffusionPipeline {
     /// Of no other pipeline of this process, not even of one that is gone.
     id: u64,
     parts: Parts,
+    autoencoder: Autoencoder,
     backend: Rc<dyn Backend>,
     weights: Vec<Weight>,
 }
@@ -237,8 +247,7 @@ impl Pipeline for DiffusionPipeline {
 
         let ctx = self.ctx();
         let is_traced = request.capture == Capture::Trace;
-        let conditional = self.encode(&ctx, &prompt, (request, &resolved), options, false);
-        let conditional = conditional.map_err(device)?;
+        let conditional = self.encode(&ctx, &prompt, (request, &resolved), options, false)?;
         let unconditional = negative.as_ref().map(|text| {
             let unskipped = TextOptions {
                 clip_skip: 0,
@@ -246,7 +255,7 @@ impl Pipeline for DiffusionPipeline {
             };
             self.encode(&ctx, text, (request, &resolved), unskipped, true)
         });
-        let unconditional = unconditional.transpose().map_err(device)?;
+        let unconditional = unconditional.transpose()?;
         let mut generator = TorchGenerator::new(resolved.seed);
         let given = self.prepare(&ctx, &task, &resolved, &schedule, &mut generator, given)?;
         let mut trace = None;
@@ -367,11 +376,15 @@ impl Pipeline for DiffusionPipeline {
         let ctx = self.ctx();
         let decoder = &self.parts.decoder;
         let latents = generation.finished(&ctx).map_err(device)?;
-        let pixels = decoder.decode(&ctx, &latents, generation.shape.n_frames);
-        let pixels = pixels.map_err(device)?;
-        if !ctx.backend.all_finite(&pixels).map_err(device)? {
-            return Err(non_finite("the picture is", "decoding"));
+        if !ctx.backend.all_finite(&latents).map_err(device)? {
+            return Err(non_finite("latents are", "the last step"));
         }
+        let n_frames = generation.shape.n_frames;
+        let pixels = self
+            .autoencoder
+            .run(&ctx, "decoding", |ctx| decoder.decode(ctx, &latents, n_frames));
+        let pixels = pixels.map_err(device)?;
+        let pixels = pixels.ok_or_else(|| non_finite("the picture is", "decoding"))?;
         if let Some(trace) = &mut generation.trace {
             let floats = ctx.backend.alloc(pixels.dims(), DType::F32).map_err(device)?;
             ctx.backend.to_pixels(&pixels, &floats).map_err(device)?;
@@ -392,7 +405,12 @@ impl Pipeline for DiffusionPipeline {
     }
 
     fn memory(&self) -> MemoryStats {
-        self.backend.memory()
+        let kept_bytes = self.autoencoder.kept_bytes();
+        let memory = self.backend.memory();
+        MemoryStats {
+            used_bytes: memory.used_bytes + kept_bytes,
+            peak_bytes: memory.peak_bytes + kept_bytes,
+        }
     }
 }
 
@@ -429,7 +447,7 @@ impl DiffusionPipeline {
         (request, resolved): (&GenerateRequest, &Resolved),
         options: TextOptions,
         is_negative: bool,
-    ) -> Result<Conditioning, TensorError> {
+    ) -> Result<Conditioning, Failure> {
         let args = EncodeArgs {
             options,
             width: resolved.width,
@@ -440,7 +458,17 @@ impl DiffusionPipeline {
             text_layers: &request.text_layers,
             images: &request.images,
         };
-        self.parts.conditioner.encode(ctx, text, &args)
+        let conditioning = self.parts.conditioner.encode(ctx, text, &args).map_err(device)?;
+        for tensor in conditioning.tensors() {
+            if !ctx.backend.all_finite(tensor).map_err(device)? {
+                let what = if is_negative { "negative prompt" } else { "prompt" };
+                return Err(non_finite(
+                    &format!("what the {what} became is"),
+                    "prompt encoding",
+                ));
+            }
+        }
+        Ok(conditioning)
     }
 
     /// Unit normal noise as torch draws it, as the loop holds latents.

@@ -11,7 +11,16 @@ use denoised_sampler::Sampler;
 use denoised_tensor::WeightSpec;
 use denoised_types::{ModelInfo, Task};
 
-/// A checkpoint whose structure is known. What is only for loading goes with the files that it keeps open.
+/// What every family calls its autoencoder.
+pub(crate) const AUTOENCODER: &str = "vae";
+
+/// Whether a weight is one of the autoencoder's.
+pub(crate) fn is_of_autoencoder(spec: &WeightSpec) -> bool {
+    let component = spec.sources.first().and_then(|name| name.split_once('/'));
+    component.is_some_and(|(component, _)| component == AUTOENCODER)
+}
+
+/// A checkpoint whose structure is known, and its open files.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) parts: Parts,

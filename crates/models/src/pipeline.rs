@@ -55,13 +55,13 @@ pub trait Pipeline: fmt::Debug {
     /// The outer result is the device's (all members are lost); the inner ones belong to their member.
     fn step(&self, members: &mut [&mut dyn Running]) -> Result<Vec<Result<(), Failure>>, Failure>;
 
-    /// Latents to picture. With trace capture the f32 picture goes to the trace as `image`.
+    /// Latents to picture; in f32 if half precision gives NaN or infinity. With trace capture the f32 picture goes to the trace as `image`.
     ///
     /// # Errors
     /// `NonFinite` rather than a black picture, or the device's.
     fn decode(&self, running: &mut dyn Running) -> Result<Image, Failure>;
 
-    /// What the device holds beside the weights.
+    /// What the device holds beside the weights that the model was loaded with.
     fn memory(&self) -> MemoryStats;
 }
 

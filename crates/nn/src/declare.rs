@@ -1,6 +1,6 @@
 //! Collects the weights that layers ask for.
 
-use denoised_tensor::{WeightKind, WeightSpec};
+use denoised_tensor::{Precision, WeightKind, WeightSpec};
 use std::collections::BTreeSet;
 
 /// Position of a weight in the list of specs.
@@ -76,6 +76,7 @@ impl Scope<'_> {
             sources,
             kind,
             shape: shape.to_vec(),
+            precision: Precision::Device,
         });
         WeightIdx(self.declare.specs.len() - 1)
     }

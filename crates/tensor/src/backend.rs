@@ -170,7 +170,8 @@ pub trait Backend: std::fmt::Debug {
     /// What this is.
     fn info(&self) -> DeviceInfo;
 
-    /// Element type of activations: matrices and kernels are kept in it, or in what the device widens to it.
+    /// Element type of activations: matrices and kernels are kept in it, or in what the device widens to it, unless their
+    /// [`crate::Precision`] says otherwise.
     fn dtype(&self) -> DType;
 
     // ---- repetition ----
@@ -213,7 +214,8 @@ pub trait Backend: std::fmt::Debug {
 
     /// Makes `specs` usable by this backend's kernels. `progress(done_bytes, total_bytes)` is called now and then.
     ///
-    /// Building and taking a shared block give bit-identical results.
+    /// Building and taking a shared block give bit-identical results. Products and convolutions of activations in another element type than
+    /// the [`crate::Precision`] of their weight says may be refused.
     ///
     /// # Errors
     /// [`crate::TensorError::Weight`] for a missing tensor or another shape (all of them are listed, not only the first);

@@ -25,7 +25,7 @@ pub use error::TensorError;
 pub use shape::{MAX_DIMS, Shape};
 pub use tensor::{Buffer, Tensor};
 pub use weight::{
-    PrepareInput, Prepared, SourceDType, SourceError, SourceTensor, Weight, WeightKind, WeightSet,
+    Precision, PrepareInput, Prepared, SourceDType, SourceError, SourceTensor, Weight, WeightKind, WeightSet,
     WeightSource, WeightSpec,
 };
 

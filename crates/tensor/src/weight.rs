@@ -4,6 +4,7 @@
 //! form its kernels want (packed, transformed, widened), so that the result can be laid out in one block and shared by all ranks
 //! of a host. Layers keep the index of their weight in that list.
 
+use crate::DType;
 use std::{any::Any, borrow::Cow, fmt, os::fd::OwnedFd, sync::Arc};
 
 /// How a weight is used, hence how it is laid out.
@@ -23,6 +24,30 @@ pub enum WeightKind {
     Table,
 }
 
+/// Element type of the activations that a weight is used with, hence the one that matrices and kernels are kept in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// The device's.
+    #[default]
+    Device,
+    /// The device's, but f32 where that is f16: what is computed exceeds its range.
+    WideRange,
+    /// f32.
+    F32,
+}
+
+impl Precision {
+    /// The element type on a device of `device` ([`crate::Backend::dtype`]).
+    pub const fn dtype(self, device: DType) -> DType {
+        match (self, device) {
+            (Self::Device, _) => device,
+            (Self::WideRange, DType::F16) => DType::F32,
+            (Self::WideRange, _) => device,
+            (Self::F32, _) => DType::F32,
+        }
+    }
+}
+
 /// One weight that a model needs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WeightSpec {
@@ -32,6 +57,8 @@ pub struct WeightSpec {
     pub kind: WeightKind,
     /// Shape of the concatenation.
     pub shape: Vec<usize>,
+    /// What it is used with. Says nothing of how vectors and tables are kept, which are f32 in any case.
+    pub precision: Precision,
 }
 
 /// Element type of a tensor in a checkpoint file.

@@ -2,7 +2,8 @@
 //!
 //! What it is for: the pipeline's rules on dtypes, its accuracy in 16 bits, and what a body for [`Backend::repeat`] may do.
 //!
-//! R1. Every op's operands pass `denoised_tensor::check`, so a mixture of dtypes that the contract does not take is an error.
+//! R1. Every op's operands pass `denoised_tensor::check`, so a mixture of dtypes that the contract does not take is an error. So are
+//!     activations of another dtype than their weight was prepared for.
 //! R2. The body of a repetition is run each time, and must enqueue the same ops with the same constants for the same key and inputs, read
 //!     nothing that was made outside but its inputs and weights, and not wait. Anything else is an error.
 
@@ -20,6 +21,7 @@ use std::{
     collections::{HashMap, HashSet},
     fmt::{Debug, Write},
     rc::Rc,
+    sync::Arc,
 };
 
 /// Memory of the host, elements as their dtype has them.
@@ -59,6 +61,8 @@ pub struct RoundingBackend {
     dtype: DType,
     next_id: Cell<u64>,
     body: RefCell<Option<Body>>,
+    /// Dtype of the activations of each weight, by its set's address and its place there.
+    weight_dtypes: RefCell<HashMap<(usize, usize), DType>>,
     /// What each key with its inputs enqueued when it came first.
     recordings: RefCell<HashMap<(u64, String), String>>,
     n_repeated: Cell<usize>,
@@ -72,6 +76,7 @@ impl RoundingBackend {
             dtype,
             next_id: Cell::new(0),
             body: RefCell::new(None),
+            weight_dtypes: RefCell::default(),
             recordings: RefCell::default(),
             n_repeated: Cell::new(0),
         }
@@ -120,6 +125,14 @@ impl RoundingBackend {
             return Err(operand("repeat", text));
         }
         Ok(buffer)
+    }
+
+    /// Refuses a product of `x` with a weight for activations of another dtype.
+    fn check_weight(&self, op: &'static str, x: &Tensor, w: &Weight) -> Result<()> {
+        let dtypes = self.weight_dtypes.borrow();
+        let dtype = dtypes.get(&place_of(w)).copied();
+        let dtype = dtype.ok_or_else(|| operand(op, "a weight of another backend".to_owned()))?;
+        check::has_dtype(op, x, dtype)
     }
 
     /// The elements of `x`, row-major.
@@ -205,6 +218,11 @@ fn places(x: &Tensor) -> Vec<usize> {
     all
 }
 
+/// Which weight of which set.
+fn place_of(w: &Weight) -> (usize, usize) {
+    (Arc::as_ptr(&w.set).cast::<()>() as usize, w.spec_idx)
+}
+
 fn operand(op: &'static str, detail: String) -> TensorError {
     TensorError::Operand { op, detail }
 }
@@ -234,23 +252,23 @@ fn encoded(dtype: DType, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Weights as the dtype has them: all but vectors, which stay f32 on every device.
+/// Weights as the dtype has them: all but vectors, which stay f32 on every device, and those that are used in f32.
 struct Rounded<'a> {
     source: &'a dyn WeightSource,
-    vectors: HashSet<&'a str>,
+    exact: HashSet<&'a str>,
     dtype: DType,
 }
 
 impl WeightSource for Rounded<'_> {
     fn layout(&self, name: &str) -> std::result::Result<(SourceDType, Vec<usize>), SourceError> {
         let (dtype, shape) = self.source.layout(name)?;
-        let is_vector = self.vectors.contains(name);
-        Ok((if is_vector { dtype } else { SourceDType::F32 }, shape))
+        let is_exact = self.exact.contains(name);
+        Ok((if is_exact { dtype } else { SourceDType::F32 }, shape))
     }
 
     fn tensor(&self, name: &str) -> std::result::Result<SourceTensor<'_>, SourceError> {
         let tensor = self.source.tensor(name)?;
-        if self.vectors.contains(name) {
+        if self.exact.contains(name) {
             return Ok(tensor);
         }
         let values = match tensor.dtype {
@@ -368,10 +386,13 @@ impl Backend for RoundingBackend {
         let PrepareInput::Build(source) = input else {
             return Err(operand("prepare", "nothing is shared here".to_owned()));
         };
-        let vectors = specs.iter().filter(|spec| spec.kind == WeightKind::Vector);
+        let dtype = |spec: &WeightSpec| spec.precision.dtype(self.dtype);
+        let is_exact = |spec: &&WeightSpec| spec.kind == WeightKind::Vector || dtype(spec) == DType::F32;
         let rounded = Rounded {
             source,
-            vectors: vectors
+            exact: specs
+                .iter()
+                .filter(is_exact)
                 .flat_map(|spec| spec.sources.iter().map(String::as_str))
                 .collect(),
             dtype: self.dtype,
@@ -380,6 +401,8 @@ impl Backend for RoundingBackend {
             .inner
             .prepare(specs, PrepareInput::Build(&rounded), progress)?;
         prepared.shared = None;
+        let dtypes = prepared.weights.iter().map(place_of).zip(specs.iter().map(dtype));
+        self.weight_dtypes.borrow_mut().extend(dtypes);
         Ok(prepared)
     }
 
@@ -392,6 +415,7 @@ impl Backend for RoundingBackend {
 
     fn linear(&self, x: &Tensor, w: &Weight, epilogue: &Epilogue<'_>, out: &Tensor) -> Result<()> {
         check::linear(x, w, epilogue, out)?;
+        self.check_weight("linear", x, w)?;
         self.note(&("linear", x, w.spec_idx, epilogue, out));
         let x = self.wide(x)?;
         self.with_epilogue(epilogue, |epilogue| {
@@ -408,6 +432,7 @@ impl Backend for RoundingBackend {
         out: &Tensor,
     ) -> Result<()> {
         check::conv2d(x, w, spec, epilogue, out)?;
+        self.check_weight("conv2d", x, w)?;
         self.note(&("conv2d", x, w.spec_idx, spec, epilogue, out));
         let x = self.wide(x)?;
         self.with_epilogue(epilogue, |epilogue| {

@@ -2,7 +2,7 @@
 
 use crate::support::{file_of, put, refusal, temp};
 use denoised_checkpoint::{Component, Weights};
-use denoised_tensor::{WeightKind, WeightSpec};
+use denoised_tensor::{Precision, WeightKind, WeightSpec};
 use std::path::Path;
 
 /// One component `net` with F32 tensors of the given shapes, except that names ending in `ids` are I64.
@@ -34,6 +34,7 @@ fn spec(kind: WeightKind, sources: &[&str], shape: &[usize]) -> WeightSpec {
         sources,
         kind,
         shape: shape.to_vec(),
+        precision: Precision::Device,
     }
 }
 

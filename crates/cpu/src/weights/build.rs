@@ -303,7 +303,7 @@ fn column<S: Simd>(start: Ptr<f32>, n: usize, k: usize, col_idx: usize) -> (*mut
 mod tests {
     use super::*;
     use crate::{CpuBackend, CpuOptions};
-    use denoised_tensor::{Backend, PrepareInput, SourceError};
+    use denoised_tensor::{Backend, Precision, PrepareInput, SourceError};
 
     /// Announces 6 rows of 4, and then hands out something else.
     #[derive(Debug)]
@@ -334,6 +334,7 @@ mod tests {
                 sources: vec!["w".to_owned()],
                 kind,
                 shape: vec![6, 4],
+                precision: Precision::Device,
             };
             let outcome = |shape: &[usize], n_bytes: usize| {
                 let source = Fickle {

@@ -115,14 +115,13 @@ pub(crate) fn conv2d(
     let op = "conv2d";
     let extents = check::conv2d(x, w, spec, epilogue, out)?;
     let (x, out) = (ops.view(op, "x", x)?, ops.view(op, "out", out)?);
-    ops.check_dtype(op, x.dtype)?;
     let conv = Conv {
         ops,
         x,
-        w: weights::start(op, "weight", w, Form::Main, ops.device)?,
+        w: weights::start(op, "weight", w, Form::For(x.dtype), ops.device)?,
         spec: *spec,
         extents,
-        finish: Finish::new(ops, op, epilogue)?,
+        finish: Finish::new(ops, op, epilogue, x.dtype)?,
         out,
     };
     let is_pointwise = extents.kernel_height * extents.kernel_width == 1

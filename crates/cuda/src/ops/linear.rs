@@ -10,7 +10,9 @@ use crate::{
     products::{Operands, Shape, Stride},
     weights::{self, Form},
 };
-use denoised_tensor::{Activation, Epilogue, MAX_DIMS, Result, Shape as Extent, Tensor, Weight, check};
+use denoised_tensor::{
+    Activation, DType, Epilogue, MAX_DIMS, Result, Shape as Extent, Tensor, Weight, check,
+};
 
 const FINISH: Kernel = Kernel {
     file: "elementwise",
@@ -39,12 +41,12 @@ pub(super) struct Finish {
 }
 
 impl Finish {
-    pub(super) fn new(ops: Ops<'_>, op: &'static str, epilogue: &Epilogue<'_>) -> Result<Self> {
+    pub(super) fn new(ops: Ops<'_>, op: &'static str, epilogue: &Epilogue<'_>, dtype: DType) -> Result<Self> {
         let view =
             |name, tensor: Option<&Tensor>| tensor.map(|tensor| ops.view(op, name, tensor)).transpose();
         let bias = |weight: &Weight| {
             let form = |form| weights::start(op, "bias", weight, form, ops.device);
-            Ok([form(Form::InDType)?, form(Form::Main)?])
+            Ok([form(Form::For(dtype))?, form(Form::Wide)?])
         };
         Ok(Self {
             bias: epilogue.bias.map(bias).transpose()?,
@@ -69,10 +71,9 @@ pub(crate) fn linear(
 ) -> Result<()> {
     let op = "linear";
     let extents = check::linear(x, w, epilogue, out)?;
-    let finish = Finish::new(ops, op, epilogue)?;
     let (x, out) = (ops.view(op, "x", x)?, ops.view(op, "out", out)?);
-    ops.check_dtype(op, x.dtype)?;
-    let w = weights::start(op, "weight", w, Form::Main, ops.device)?;
+    let finish = Finish::new(ops, op, epilogue, x.dtype)?;
+    let w = weights::start(op, "weight", w, Form::For(x.dtype), ops.device)?;
     product(ops, op, &x, w, [extents.n, extents.k], &finish, &out)
 }
 

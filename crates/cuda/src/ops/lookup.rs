@@ -107,7 +107,7 @@ pub(crate) fn embedding(ops: Ops<'_>, ids: &Tensor, table: &Weight, out: &Tensor
     let (ids, out) = (ops.view(op, "ids", ids)?, ops.view(op, "out", out)?);
     let (flag, op_number) = ops.reports.place(op);
     let args = GatherArgs {
-        start: weights::start(op, "table", table, Form::Main, ops.device)?,
+        start: weights::start(op, "table", table, Form::Wide, ops.device)?,
         batch_stride: 0,
         row_stride: n_cols as i64,
         numbers: ids.rows(op)?,

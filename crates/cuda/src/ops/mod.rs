@@ -31,8 +31,6 @@ pub(crate) struct Ops<'a> {
     pub(crate) modules: &'a Modules,
     pub(crate) products: &'a Products,
     pub(crate) reports: &'a Reports,
-    /// Element type of matrices, kernels and activations.
-    pub(crate) dtype: DType,
 }
 
 /// Extents of a launch.
@@ -61,18 +59,6 @@ impl Ops<'_> {
     /// The operand behind `tensor`.
     pub(crate) fn view(&self, op: &'static str, name: &str, tensor: &Tensor) -> Result<View> {
         operand::view(op, name, tensor, self.memory)
-    }
-
-    /// Refuses activations that matrices and kernels cannot be multiplied with.
-    pub(crate) fn check_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
-        if dtype == self.dtype {
-            return Ok(());
-        }
-        Err(TensorError::DType {
-            op,
-            dtype,
-            expected: self.dtype.as_str(),
-        })
     }
 
     /// Enqueues `kernel` for elements of `dtype`.

@@ -106,7 +106,7 @@ pub(crate) fn layer_norm(
     let op = "layer_norm";
     let extents = check::layer_norm(x, affine, modulation.as_ref(), out)?;
     let (x, out) = (ops.view(op, "x", x)?, ops.view(op, "out", out)?);
-    let vector = |name, weight: &Weight| weights::start(op, name, weight, Form::Main, ops.device);
+    let vector = |name, weight: &Weight| weights::start(op, name, weight, Form::Wide, ops.device);
     let (weight, bias) = match affine {
         None => (0, 0),
         Some((weight, None)) => (vector("weight", weight)?, 0),
@@ -175,7 +175,7 @@ pub(crate) fn rms_norm(
         x: x.rows(op)?,
         out: out.rows(op)?,
         weight: match weight {
-            Some(weight) => weights::start(op, "weight", weight, Form::Main, ops.device)?,
+            Some(weight) => weights::start(op, "weight", weight, Form::Wide, ops.device)?,
             None => 0,
         },
         n_units: n_units as i64,
@@ -267,8 +267,8 @@ pub(crate) fn group_norm(
     let args = GroupNormArgs {
         x: x.rows(op)?,
         out: out.rows(op)?,
-        weight: weights::start(op, "weight", affine.0, Form::Main, ops.device)?,
-        bias: weights::start(op, "bias", affine.1, Form::Main, ops.device)?,
+        weight: weights::start(op, "weight", affine.0, Form::Wide, ops.device)?,
+        bias: weights::start(op, "bias", affine.1, Form::Wide, ops.device)?,
         partials: scratch.start(),
         normals: scratch.start() + 4 * n_partials as u64,
         n_positions: n_positions as i64,

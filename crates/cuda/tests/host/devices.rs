@@ -1,8 +1,8 @@
 use crate::{bits, exact, name_of, open, put, under};
 use denoised_cuda::{CudaBackend, CudaOptions, Unavailable, device_count};
 use denoised_tensor::{
-    Activation, AttentionSpec, Backend, DType, Epilogue, PrepareInput, Result, Tensor, TensorError, Weight,
-    WeightKind, WeightSpec,
+    Activation, AttentionSpec, Backend, DType, Epilogue, Precision, PrepareInput, Result, Tensor,
+    TensorError, Weight, WeightKind, WeightSpec,
 };
 use denoised_testkit::{
     standin::{Schedule, Standin},
@@ -24,6 +24,7 @@ fn weight(backend: &dyn Backend, kind: WeightKind, shape: &[usize], values: &[f3
         sources: vec!["w".to_owned()],
         kind,
         shape: shape.to_vec(),
+        precision: Precision::Device,
     };
     let prepared = backend.prepare(&[spec], PrepareInput::Build(&source), &mut |_, _| {});
     prepared.expect("memory").weights.remove(0)

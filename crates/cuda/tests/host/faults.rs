@@ -1,6 +1,6 @@
 use crate::{exact, name_of, open, put, under};
 use denoised_cuda::{CudaBackend, CudaOptions};
-use denoised_tensor::{Backend, DType, PrepareInput, TensorError, WeightKind, WeightSpec};
+use denoised_tensor::{Backend, DType, Precision, PrepareInput, TensorError, WeightKind, WeightSpec};
 use denoised_testkit::{
     standin::{Schedule, Standin},
     suites::backend::MemorySource,
@@ -99,6 +99,7 @@ fn a_number_out_of_range_is_told_at_the_next_wait_and_once() {
             sources: vec!["table".to_owned()],
             kind: WeightKind::Table,
             shape: vec![3, 4],
+            precision: Precision::Device,
         };
         let mut source = MemorySource::default();
         source.insert("table", &[3, 4], &[1.0; 12]);

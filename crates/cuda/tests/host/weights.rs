@@ -1,6 +1,6 @@
 use crate::{exact, name_of, open, under};
 use denoised_cuda::CudaOptions;
-use denoised_tensor::{Backend, DType, PrepareInput, TensorError, WeightKind, WeightSpec};
+use denoised_tensor::{Backend, DType, Precision, PrepareInput, TensorError, WeightKind, WeightSpec};
 use denoised_testkit::{
     standin::{Schedule, Standin},
     suites::backend::{MemorySource, fetch},
@@ -11,6 +11,7 @@ fn spec(sources: &[&str], kind: WeightKind, shape: &[usize]) -> WeightSpec {
         sources: sources.iter().map(|name| (*name).to_owned()).collect(),
         kind,
         shape: shape.to_vec(),
+        precision: Precision::Device,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Backends and operands of these tests.
 
 use denoised_cuda::{CudaBackend, CudaOptions};
-use denoised_tensor::{Backend, DType, PrepareInput, Tensor, Weight, WeightKind, WeightSpec};
+use denoised_tensor::{Backend, DType, Precision, PrepareInput, Tensor, Weight, WeightKind, WeightSpec};
 use denoised_testkit::{
     standin::{Schedule, Standin, under_standin},
     suites::backend::{MemorySource, Random, fetch, values_match_the_formula_of},
@@ -110,6 +110,7 @@ pub(crate) fn weights(backend: &dyn Backend, all: &[(WeightKind, &[usize], &[f32
             sources: vec![name],
             kind: *kind,
             shape: shape.to_vec(),
+            precision: Precision::Device,
         });
     }
     let prepared = backend.prepare(&specs, PrepareInput::Build(&source), &mut |_, _| {});

@@ -368,13 +368,11 @@ impl DiffusionPipeline {
             .map(|noise| ctx.upload_f32(noise, &dims))
             .transpose()
             .map_err(device)?;
-        let latents = encoder
-            .encode(ctx, &pixels, n_frames, noise.as_ref())
-            .map_err(device)?;
-        if !ctx.backend.all_finite(&latents).map_err(device)? {
-            return Err(super::non_finite("latents of a given picture are", "encoding"));
-        }
-        Ok(latents)
+        let latents = self.autoencoder.run(ctx, "encoding", |ctx| {
+            encoder.encode(ctx, &pixels, n_frames, noise.as_ref())
+        });
+        let latents = latents.map_err(device)?;
+        latents.ok_or_else(|| super::non_finite("latents of a given picture are", "encoding"))
     }
 }
 

@@ -6,7 +6,7 @@ use super::expect_class;
 use crate::{
     ModelError,
     conditioning::{Tokenized, cut_warning},
-    parts::{Opened, Parts},
+    parts::{AUTOENCODER, Opened, Parts, is_of_autoencoder},
     text::{
         CLIP_UNREAD_NAMES, ClipConfig, ClipEncoder, ClipText, ClipTokenizer, Fitted, T5Config, T5Encoder,
         T5Tokenizer, qwen_tokenizer::QwenTokenizer,
@@ -18,7 +18,7 @@ use crate::{
 };
 use denoised_checkpoint::{Config, Folder, Weights};
 use denoised_nn::{Ctx, Declare, Result, Scope};
-use denoised_tensor::Tensor;
+use denoised_tensor::{Precision, Tensor};
 use denoised_types::ModelInfo;
 
 const CLIP_TOKENIZERS: [&str; 2] = ["CLIPTokenizer", "CLIPTokenizerFast"];
@@ -38,7 +38,7 @@ pub(super) fn config(
 
 /// The configuration of an `AutoencoderKL`.
 pub(super) fn kl(folder: &Folder) -> std::result::Result<KlConfig, ModelError> {
-    KlConfig::read(&config(folder, "vae", "autoencoder", &["AutoencoderKL"])?)
+    KlConfig::read(&config(folder, AUTOENCODER, "autoencoder", &["AutoencoderKL"])?)
 }
 
 /// CLIP's tokenizer in the folder `component`.
@@ -148,6 +148,8 @@ pub(super) struct Loading {
     weights: Weights,
     declare: Declare,
     unread: Vec<String>,
+    /// Of the autoencoder's weights.
+    autoencoder_precision: Precision,
 }
 
 impl Loading {
@@ -158,6 +160,7 @@ impl Loading {
             declare: Declare::new(weights.names()),
             weights,
             unread: Vec::new(),
+            autoencoder_precision: Precision::Device,
         })
     }
 
@@ -193,7 +196,7 @@ impl Loading {
 
     /// Both halves of an `AutoencoderKL`, the first if the files have it.
     pub(super) fn kl(&mut self, config: &KlConfig) -> Autoencoder {
-        let mut vae = self.at("vae");
+        let mut vae = self.at(AUTOENCODER);
         let encoder = KlEncoder::is_stored(&vae)
             .then(|| Box::new(KlEncoder::new(&mut vae, config)) as Box<dyn Encoder>);
         Autoencoder {
@@ -204,8 +207,9 @@ impl Loading {
 
     /// The half of an `AutoencoderKL` that makes pictures.
     pub(super) fn kl_decoder(&mut self, config: &KlConfig) -> KlDecoder {
-        self.ignore("vae", KL_UNREAD_NAMES);
-        KlDecoder::new(&mut self.at("vae"), config)
+        self.ignore(AUTOENCODER, KL_UNREAD_NAMES);
+        self.autoencoder_precision = config.precision;
+        KlDecoder::new(&mut self.at(AUTOENCODER), config)
     }
 
     /// Both halves of an `AutoencoderKLQwenImage`, the first if the files have it.
@@ -216,8 +220,8 @@ impl Loading {
 
     /// Both halves of an autoencoder of frames, the first if the files have it.
     pub(super) fn causal(&mut self, config: &CausalConfig) -> Autoencoder {
-        self.ignore("vae", CAUSAL_ENCODER_NAMES);
-        let mut scope = self.at("vae");
+        self.ignore(AUTOENCODER, CAUSAL_ENCODER_NAMES);
+        let mut scope = self.at(AUTOENCODER);
         let decoder = CausalDecoder::new(&mut scope, config);
         let encoder =
             CausalEncoder::is_stored(&scope).then(|| Box::new(CausalEncoder::new(&mut scope, config)) as _);
@@ -229,7 +233,10 @@ impl Loading {
 
     /// Compares what was declared with the files, and finishes what `parts` say of themselves.
     pub(super) fn finish(self, mut parts: Parts) -> std::result::Result<Opened, ModelError> {
-        let specs = self.declare.finish();
+        let mut specs = self.declare.finish();
+        for spec in specs.iter_mut().filter(|spec| is_of_autoencoder(spec)) {
+            spec.precision = self.autoencoder_precision;
+        }
         let unread: Vec<&str> = self.unread.iter().map(String::as_str).collect();
         self.weights.check(&specs, &unread)?;
         let info = &mut parts.info;

@@ -49,7 +49,10 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
     let tokenizer_2 = components::clip_tokenizer(folder, "tokenizer_2")?;
     let unet = components::config(folder, "unet", "denoiser", &["UNet2DConditionModel"])?;
     let unet = UnetConfig::read(&unet)?;
-    let kl = components::kl(folder)?.without_shift().with_statistics();
+    let kl = components::kl(folder)?
+        .without_shift()
+        .with_statistics()
+        .with_upcast();
     let Samplers {
         samplers,
         foreign_scheduler,

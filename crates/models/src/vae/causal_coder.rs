@@ -7,6 +7,7 @@ use super::{
     Decoder, Encoder,
     causal::{CausalConv, Enlarge, History, MidBlock, PixelNorm, Reduce, ResidualBlock, Shortcut, Time},
     causal_config::{CHUNK, CausalConfig},
+    sampled,
 };
 use denoised_nn::{After, Ctx, Linear, Result, Scope};
 use denoised_tensor::Tensor;
@@ -286,9 +287,7 @@ impl Encoder for CausalEncoder {
             for channel in 0..c {
                 let (mean, log_variance) = (moments[channel], moments[c + channel]);
                 let sampled = match &noise {
-                    Some(noise) => {
-                        mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise[latents.len()]
-                    }
+                    Some(noise) => sampled(mean, log_variance, noise[latents.len()]),
                     None => mean,
                 };
                 latents.push((sampled - config.means[channel]) / config.deviations[channel]);

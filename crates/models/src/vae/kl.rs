@@ -6,7 +6,7 @@ use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Conv2d, Ctx, GroupNorm, Linear, ResnetBlock, ResnetSpec, Result, Scope, SpatialAttention, Upsample,
 };
-use denoised_tensor::{Activation, Tensor};
+use denoised_tensor::{Activation, Precision, Tensor};
 use serde_json::Value;
 
 const EPS: f32 = 1e-6;
@@ -14,8 +14,8 @@ const EPS: f32 = 1e-6;
 /// Tensors of the encoder half, which pictures from text do not need.
 pub(crate) const UNREAD_NAMES: [&str; 2] = ["encoder.*", "quant_conv.*"];
 
-/// Keys that only concern half precision or tiling.
-const KEYS_WITHOUT_EFFECT: [&str; 2] = ["sample_size", "force_upcast"];
+/// Keys that only concern tiling.
+const KEYS_WITHOUT_EFFECT: [&str; 1] = ["sample_size"];
 
 /// Widths and switches, as `config.json` says.
 #[derive(Clone, Debug)]
@@ -30,6 +30,10 @@ pub(crate) struct KlConfig {
     /// Means and deviations of the channels.
     statistics: Option<[Vec<f32>; 2]>,
     has_statistics: bool,
+    /// Whether f16 is said to be too narrow for it.
+    exceeds_f16: bool,
+    /// Of its weights, where the pipeline heeds what the file says of f16.
+    pub(crate) precision: Precision,
     pub(super) has_quant_conv: bool,
     has_post_quant_conv: bool,
     pub(super) has_mid_attention: bool,
@@ -57,11 +61,14 @@ impl KlConfig {
             shift_factor: 0.0,
             statistics: None,
             has_statistics: false,
+            exceeds_f16: true,
+            precision: Precision::Device,
             has_quant_conv: true,
             has_post_quant_conv: true,
             has_mid_attention: true,
         };
         let default = Self {
+            exceeds_f16: config.bool_or("force_upcast", default.exceeds_f16)?,
             scaling_factor: config.f64_or("scaling_factor", default.scaling_factor)?,
             shift_factor: config.opt_f64("shift_factor")?.unwrap_or(default.shift_factor),
             ..default
@@ -86,6 +93,17 @@ impl KlConfig {
     pub(crate) fn with_statistics(self) -> Self {
         Self {
             has_statistics: true,
+            ..self
+        }
+    }
+
+    /// For pipelines that compute in f32 instead of f16 where the file says that f16 is too narrow.
+    pub(crate) fn with_upcast(self) -> Self {
+        Self {
+            precision: match self.exceeds_f16 {
+                true => Precision::WideRange,
+                false => Precision::Device,
+            },
             ..self
         }
     }
@@ -119,6 +137,8 @@ impl KlConfig {
             shift_factor: 0.0,
             statistics: None,
             has_statistics: false,
+            exceeds_f16: true,
+            precision: Precision::Device,
             has_quant_conv: true,
             has_post_quant_conv: true,
             has_mid_attention: true,

@@ -3,6 +3,7 @@
 use super::{
     Encoder,
     kl::{KlConfig, Mid, Normalization},
+    sampled,
 };
 use denoised_nn::{After, Conv2d, Ctx, Downsample, GroupNorm, Linear, ResnetBlock, Result, Scope};
 use denoised_tensor::{Activation, Tensor};
@@ -102,9 +103,7 @@ impl Encoder for KlEncoder {
             for channel in 0..n_latent {
                 let (mean, log_variance) = (moments[channel], moments[n_latent + channel]);
                 let sampled = match &noise {
-                    Some(noise) => {
-                        mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise[latents.len()]
-                    }
+                    Some(noise) => sampled(mean, log_variance, noise[latents.len()]),
                     None => mean,
                 };
                 latents.push((sampled - shifts[channel]) / scales[channel]);

@@ -47,5 +47,14 @@ pub(crate) trait Encoder: Debug {
     ) -> Result<Tensor>;
 }
 
+/// What an encoder's mean and log variance make of a unit normal number. NaN where the variance is infinite: in 16 bits it was too large
+/// for its type, and the limits of its logarithm would hide that.
+fn sampled(mean: f32, log_variance: f32, noise: f32) -> f32 {
+    match log_variance.is_infinite() {
+        true => f32::NAN,
+        false => mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise,
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! Operands of cases: random data, how it lies in memory and what lies around it; weights from a checkpoint in memory.
 
 use denoised_tensor::{
-    Backend, DType, PrepareInput, Result, SourceDType, SourceError, SourceTensor, Tensor, Weight, WeightKind,
-    WeightSource, WeightSpec,
+    Backend, DType, Precision, PrepareInput, Result, SourceDType, SourceError, SourceTensor, Tensor, Weight,
+    WeightKind, WeightSource, WeightSpec,
 };
 use half::{bf16, f16};
 use std::{borrow::Cow, collections::HashMap};
@@ -349,6 +349,7 @@ pub(super) fn spec(names: &[&str], kind: WeightKind, shape: &[usize]) -> WeightS
         sources: names.iter().map(|name| (*name).to_owned()).collect(),
         kind,
         shape: shape.to_vec(),
+        precision: Precision::Device,
     }
 }
 
