@@ -164,6 +164,98 @@ fn more_workers_than_devices_are_refused_with_both_numbers() {
     }
 }
 
+// ---- what half precision cannot hold ----
+
+/// A copy of the case `sd15`'s model in which `change` was done to the bits of every element of an f16 tensor of the autoencoder.
+fn changed_autoencoder(to: &Path, tensor: &str, change: impl Fn(u16) -> u16) {
+    copy_of(&case("sd15").join("model"), to);
+    let file = to.join("vae/diffusion_pytorch_model.safetensors");
+    let mut bytes = fs::read(&file).expect("readable");
+    let n_header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + n_header]).expect("JSON");
+    assert_eq!(header[tensor]["dtype"], "F16");
+    let [begin, end] =
+        [0, 1].map(|i| header[tensor]["data_offsets"][i].as_u64().expect("an offset") as usize);
+    for pair in bytes[8 + n_header..][begin..end].chunks_exact_mut(2) {
+        let bits = change(u16::from_le_bytes([pair[0], pair[1]]));
+        pair.copy_from_slice(&bits.to_le_bytes());
+    }
+    fs::write(file, bytes).expect("written");
+}
+
+fn generate_small(standin: &Standin, folder: &Path, more: &[&str]) -> Outcome {
+    let args = [
+        "generate",
+        "a cat",
+        "--model",
+        "model",
+        "--seed",
+        "1",
+        "--steps",
+        "2",
+        "--width",
+        "32",
+        "--height",
+        "32",
+        "--output",
+        "picture.png",
+    ];
+    run_on(standin, folder, &[&args[..], more].concat())
+}
+
+#[test]
+fn a_decoder_that_overflows_f16_makes_the_picture_of_f32() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    // 65536 times as much, where the number is no subnormal one.
+    changed_autoencoder(
+        &folder.path().join("model"),
+        "decoder.conv_in.weight",
+        |bits| match bits & 0x7c00 {
+            0 => bits,
+            _ => bits + (16 << 10),
+        },
+    );
+    let mut pictures = Vec::new();
+    for device in [
+        &["--device", "cuda:0", "--dtype", "f16"][..],
+        &["--device", "cpu"],
+    ] {
+        let outcome = generate_small(&Standin::default(), folder.path(), device).expect_code(0);
+        let is_told = outcome.stderr.contains("decoding gave NaN or infinity in f16");
+        assert_eq!(is_told, device.contains(&"f16"), "{}", outcome.stderr);
+        let path = folder.path().join("picture.png");
+        pictures.push(decode(&fs::read(&path).expect("a picture")).rgb);
+        fs::remove_file(path).expect("it is there");
+    }
+    // What f16 made of text and steps differs by less than one shade of 256 in the mean.
+    let [in_f16, in_f32] = &pictures[..] else {
+        panic!("two pictures")
+    };
+    let differences = in_f16.iter().zip(in_f32).map(|(a, b)| u64::from(a.abs_diff(*b)));
+    assert!(in_f16.len() == in_f32.len() && differences.sum::<u64>() < in_f32.len() as u64);
+    assert!(in_f32.iter().any(|shade| *shade > 100) && in_f32.iter().any(|shade| *shade < 60));
+}
+
+#[test]
+fn a_decoder_that_makes_nan_in_f32_is_an_error_and_no_picture() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    changed_autoencoder(&folder.path().join("model"), "decoder.conv_out.bias", |_| 0x7e00);
+    for device in [
+        &["--device", "cuda:0", "--dtype", "f16"][..],
+        &["--device", "cpu"],
+    ] {
+        let outcome = generate_small(&Standin::default(), folder.path(), device);
+        assert_ne!(outcome.code(), Some(0));
+        assert!(
+            outcome.stderr.contains("NaN or infinite after decoding"),
+            "{}",
+            outcome.stderr
+        );
+        let n_files = fs::read_dir(folder.path()).expect("a readable folder").count();
+        assert_eq!(n_files, 1, "there is the model and nothing else");
+    }
+}
+
 // ---- processes that die ----
 
 #[test]

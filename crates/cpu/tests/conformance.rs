@@ -58,6 +58,7 @@ macro_rules! conformance {
                     suite::copies_convert_dtypes(&*backend);
                     suite::wrong_operands_are_refused(&*backend);
                     suite::weights_come_from_any_float(&*backend);
+                    suite::precisions_hold(&*backend);
                     suite::memory_is_counted(&*backend);
                 }
             }

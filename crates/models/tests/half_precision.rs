@@ -255,11 +255,12 @@ fn what_f32_makes_nan_is_an_error_in_every_dtype() {
         images: vec![stripes()],
         ..small()
     };
-    let in_f16 = |folder: &Path| in_dtype(folder, DType::F16);
-    let in_bf16 = |folder: &Path| in_dtype(folder, DType::BF16);
-    let cases: [(&dyn Fn(&Path) -> Box<dyn Pipeline>, usize); 3] = [(&load, 0), (&in_bf16, 1), (&in_f16, 1)];
-    for (load, n_warnings) in cases {
-        let pipeline = load(folder.path());
+    let pipelines = [
+        (load(folder.path()), 0),
+        (in_dtype(folder.path(), DType::BF16), 1),
+        (in_dtype(folder.path(), DType::F16), 1),
+    ];
+    for (pipeline, n_warnings) in pipelines {
         for (request, phase) in [(small(), "decoding"), (with_picture.clone(), "encoding")] {
             let (warnings, outcome) = Warnings::of(|| picture(&*pipeline, &request));
             let failure = outcome.expect_err("NaN");

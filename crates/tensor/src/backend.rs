@@ -214,8 +214,8 @@ pub trait Backend: std::fmt::Debug {
 
     /// Makes `specs` usable by this backend's kernels. `progress(done_bytes, total_bytes)` is called now and then.
     ///
-    /// Building and taking a shared block give bit-identical results. Products and convolutions of activations in another element type than
-    /// the [`crate::Precision`] of their weight says may be refused.
+    /// Building and taking a shared block give bit-identical results. A product or convolution whose activations are of another element type
+    /// than the [`crate::Precision`] of its weight says is refused.
     ///
     /// # Errors
     /// [`crate::TensorError::Weight`] for a missing tensor or another shape (all of them are listed, not only the first);

@@ -692,6 +692,11 @@ mod tests {
     }
 
     #[test]
+    fn weights_serve_the_dtype_that_their_precision_names() {
+        crate::suites::backend::precisions_hold(&backend());
+    }
+
+    #[test]
     fn bodies_that_break_a_rule_of_repetition_are_refused() {
         let backend = backend();
         let input = backend.alloc(&[2], DType::BF16).expect("memory");

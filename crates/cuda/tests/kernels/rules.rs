@@ -16,6 +16,7 @@ fn rules_hold() {
     suite::memory_is_counted(&f32_backend);
     for dtype in FLOATS {
         suite::nan_passes_through(&backend(dtype));
+        suite::precisions_hold(&backend(dtype));
     }
 }
 

@@ -170,3 +170,15 @@ fn the_encoder_of_wan_is_diffusers() {
     check("AutoencoderKLWan", "encoded", encoder);
     check("AutoencoderKLWan", "sampled", encoder);
 }
+
+#[test]
+fn a_variance_that_overflowed_is_not_hidden_by_its_limits() {
+    // torch.exp(0.5 * torch.clamp(torch.tensor([-100., 0., 100.]), -30, 20)), as diffusers' DiagonalGaussianDistribution has it.
+    for (log_variance, deviation) in [(-100.0, 3.059_023_2e-7), (0.0, 1.0), (100.0, 22_026.465)] {
+        let got = super::sampled(0.0, log_variance, 1.0);
+        assert!((got / deviation - 1.0).abs() < 1e-6, "{got}");
+    }
+    for log_variance in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        assert!(super::sampled(0.0, log_variance, 1.0).is_nan());
+    }
+}

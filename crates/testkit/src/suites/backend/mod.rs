@@ -22,7 +22,7 @@ pub use operands::{MemorySource, Random, fetch};
 pub use refusals::wrong_operands_are_refused;
 pub use rules::{
     activations_hold_in_the_tails, copies_convert_dtypes, memory_is_counted, nan_passes_through,
-    norms_hold_with_a_large_mean, shared_weights_are_the_same, weights_come_from_any_float,
+    norms_hold_with_a_large_mean, precisions_hold, shared_weights_are_the_same, weights_come_from_any_float,
 };
 
 use denoised_tensor::{Backend, DType, Result};

@@ -2,7 +2,7 @@
 
 use super::{functions::ACTIVATIONS, operands::*};
 use denoised_tensor::{
-    Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, PrepareInput, Prepared, Result,
+    Activation, AttentionSpec, Backend, ConvSpec, DType, Epilogue, Precision, PrepareInput, Prepared, Result,
     SourceDType, Tensor, TensorError, WeightKind, WeightSpec,
 };
 use std::collections::HashMap;
@@ -261,6 +261,97 @@ pub fn copies_convert_dtypes(backend: &dyn Backend) {
             let mut again = [0; 12];
             backend.download(&other, &mut again)?;
             assert_eq!(again, bytes, "{dtype} there and back");
+        }
+        Ok(())
+    })();
+    outcome.expect("sound operands");
+}
+
+/// Weights serve activations of the dtype that their precision names, whatever the device's, and no others.
+///
+/// # Panics
+/// They do not, or take others.
+pub fn precisions_hold(backend: &dyn Backend) {
+    let outcome = (|| -> Result<()> {
+        // No 16-bit type has this number, and f16 no sum of the inputs in f32.
+        let fine = 1.0 + 2f32.powi(-12);
+        let (n, k, c_in) = (5, 24, 8);
+        let kernel = [n, c_in, 3, 3];
+        let kinds: [(&str, WeightKind, &[usize]); 3] = [
+            ("matrix", WeightKind::Matrix, &[n, k]),
+            ("kernel", WeightKind::Conv { stride: 1 }, &kernel),
+            ("vector", WeightKind::Vector, &[n]),
+        ];
+        let mut source = MemorySource::default();
+        for (name, _, shape) in kinds {
+            source.insert(name, shape, &vec![fine; shape.iter().product()]);
+        }
+        for precision in [Precision::Device, Precision::WideRange, Precision::F32] {
+            let dtype = precision.dtype(backend.dtype());
+            let specs = kinds.map(|(name, kind, shape)| WeightSpec {
+                precision,
+                ..spec(&[name], kind, shape)
+            });
+            let prepared = backend.prepare(&specs, PrepareInput::Build(&source), &mut |_, _| {})?;
+            let [matrix, kernel, vector] = &prepared.weights[..] else {
+                panic!("three weights of three specs")
+            };
+            assert_eq!(fetch(backend, &backend.weight_tensor(vector)?)?, [fine; 5]);
+            let epilogue = Epilogue {
+                bias: Some(vector),
+                ..Epilogue::default()
+            };
+            let padded = ConvSpec {
+                stride: 1,
+                padding: [1; 4],
+                upsample: 1,
+            };
+            let product = |dtype: DType, value: f32| {
+                let x = put_as(backend, dtype, Place::Dense, &[1, 3, k], &vec![value; 3 * k])?;
+                let out = backend.alloc(&[1, 3, n], dtype)?;
+                backend.linear(&x, matrix, &epilogue, &out)?;
+                fetch(backend, &out)
+            };
+            let convolution = |dtype: DType, value: f32| {
+                let x = put_as(
+                    backend,
+                    dtype,
+                    Place::Dense,
+                    &[1, 2, 2, c_in],
+                    &vec![value; 4 * c_in],
+                )?;
+                let out = backend.alloc(&[1, 2, 2, n], dtype)?;
+                backend.conv2d(&x, kernel, &padded, &epilogue, &out)?;
+                fetch(backend, &out)
+            };
+            let (value, weight, limit) = match dtype {
+                DType::F32 => (4096.0, f64::from(fine), 1e-6),
+                _ => (1.0, 1.0, 0.0),
+            };
+            // Every pixel of a padded square of 2 x 2 sees all four.
+            for (got, n_terms) in [
+                (product(dtype, value)?, k),
+                (convolution(dtype, value)?, 4 * c_in),
+            ] {
+                let expected = (n_terms as f64 * f64::from(value) + 1.0) * weight;
+                let is_close = |got: &f32| (f64::from(*got) - expected).abs() <= limit * expected;
+                assert!(
+                    got.iter().all(is_close),
+                    "{precision:?}: {got:?}, expected {expected}"
+                );
+            }
+            for other in [DType::F32, backend.dtype()] {
+                let is_refused = |outcome| matches!(outcome, Err(TensorError::DType { .. }));
+                let are_refused = [
+                    is_refused(product(other, 1.0)),
+                    is_refused(convolution(other, 1.0)),
+                ];
+                assert_eq!(
+                    are_refused,
+                    [other != dtype; 2],
+                    "{precision:?}, {other} activations"
+                );
+            }
         }
         Ok(())
     })();
