@@ -14,6 +14,22 @@ pub struct Attend<'a> {
     pub bias: Option<&'a Tensor>,
 }
 
+impl<'a> Attend<'a> {
+    /// Every query sees every key.
+    pub fn all(n_heads: usize) -> Self {
+        Self::biased(n_heads, None)
+    }
+
+    /// As [`Attend::all`], with `bias` in the scores.
+    pub fn biased(n_heads: usize, bias: Option<&'a Tensor>) -> Self {
+        Self {
+            n_heads,
+            is_causal: false,
+            bias,
+        }
+    }
+}
+
 /// `softmax(q kᵀ / sqrt(head_dim) + bias) v`; all `[batch, tokens, n_heads * head_dim]`.
 ///
 /// # Errors

@@ -26,7 +26,7 @@ pub use declare::{Declare, Scope, WeightIdx};
 pub use embed::{Embedding, Parameter, TimestepEmbedding, TwoLayer};
 pub use feed_forward::{FeedForward, GatedFeedForward};
 pub use linear::{After, Linear};
-pub use norm::{GroupNorm, LayerNorm, RmsNorm};
+pub use norm::{GroupNorm, LayerNorm, RmsNorm, modulated_norm, modulated_norm_into};
 pub use resnet::{Downsample, ResnetBlock, ResnetSpec, SpatialAttention, Upsample};
 pub use transformer::{Transformer2d, Transformer2dSpec};
 

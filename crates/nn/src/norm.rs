@@ -1,7 +1,7 @@
 //! Norms with learned factors.
 
 use crate::{Ctx, Result, Scope, WeightIdx};
-use denoised_tensor::{Activation, Tensor};
+use denoised_tensor::{Activation, Modulation, Tensor};
 
 /// Layer norm with `weight` and `bias`.
 #[derive(Clone, Debug)]
@@ -130,4 +130,30 @@ impl GroupNorm {
         ctx.backend
             .group_norm(x, affine, self.n_groups, self.eps, activation, out)
     }
+}
+
+/// `norm(x) (1 + scale) + shift`: a layer norm without weights of its own, modulated by `[batch, c]` each.
+///
+/// # Errors
+/// The device's.
+pub fn modulated_norm(ctx: &Ctx<'_>, x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
+    let out = ctx.alloc(x.dims())?;
+    modulated_norm_into(ctx, x, shift, scale, eps, &out)?;
+    Ok(out)
+}
+
+/// As [`modulated_norm`], into `out`, which may be `x` itself.
+///
+/// # Errors
+/// The device's.
+pub fn modulated_norm_into(
+    ctx: &Ctx<'_>,
+    x: &Tensor,
+    shift: &Tensor,
+    scale: &Tensor,
+    eps: f32,
+    out: &Tensor,
+) -> Result<()> {
+    let modulation = Some(Modulation { scale, shift });
+    ctx.backend.layer_norm(x, None, eps, modulation, out)
 }

@@ -133,11 +133,7 @@ impl SpatialAttention {
         let tokens = [x.dim(0), x.dim(1) * x.dim(2), x.dim(3)];
         let h = self.norm.forward(ctx, x, Activation::None)?.reshape(&tokens)?;
         let [q, k, v] = split(&self.qkv.forward(ctx, &h, After::default())?)?;
-        let how = Attend {
-            n_heads: 1,
-            is_causal: false,
-            bias: None,
-        };
+        let how = Attend::all(1);
         let h = attend(ctx, &q, &k, &v, how)?;
         let x_tokens = x.reshape(&tokens)?;
         self.out

@@ -146,7 +146,7 @@ impl SelfAttention {
     /// Added to `out`.
     fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, out: &Tensor) -> Result<()> {
         let [q, k, v] = split(&self.qkv.forward(ctx, x, After::default())?)?;
-        let h = attend(ctx, &q, &k, &v, heads(self.n_heads, None))?;
+        let h = attend(ctx, &q, &k, &v, Attend::all(self.n_heads))?;
         self.out.forward_into(ctx, &h, After::residual(out), out)
     }
 }
@@ -181,15 +181,7 @@ impl CrossAttention {
     ) -> Result<()> {
         let q = self.q.forward(ctx, x, After::default())?;
         let [k, v] = split(&self.kv.forward(ctx, context, After::default())?)?;
-        let h = attend(ctx, &q, &k, &v, heads(self.n_heads, bias))?;
+        let h = attend(ctx, &q, &k, &v, Attend::biased(self.n_heads, bias))?;
         self.out.forward_into(ctx, &h, After::residual(out), out)
-    }
-}
-
-fn heads(n_heads: usize, bias: Option<&Tensor>) -> Attend<'_> {
-    Attend {
-        n_heads,
-        is_causal: false,
-        bias,
     }
 }

@@ -127,6 +127,16 @@ pub struct TimestepSpec {
     pub max_period: f32,
 }
 
+impl TimestepSpec {
+    /// As nearly all of diffusers' transformers have it: cosines first, timesteps as they are.
+    pub const COSINES_FIRST: Self = Self {
+        flip_sin_to_cos: true,
+        downscale_freq_shift: 0.0,
+        scale: 1.0,
+        max_period: 10_000.0,
+    };
+}
+
 /// Operands of [`Backend::step`].
 #[derive(Clone, Copy, Debug)]
 pub struct StepArgs<'a> {

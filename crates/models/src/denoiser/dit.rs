@@ -5,14 +5,13 @@
 
 use super::{
     Denoiser, DenoiserInput,
-    patches::{
-        PatchEmbed, PatchTransformerConfig, PatchTransformerDefaults, SelfAttention, modulated_norm,
-        to_prediction,
-    },
+    patches::{PatchEmbed, PatchTransformerConfig, PatchTransformerDefaults, SelfAttention, to_prediction},
 };
 use crate::ModelError;
 use denoised_checkpoint::Config;
-use denoised_nn::{After, Ctx, Embedding, FeedForward, Linear, Result, Scope, TimestepEmbedding, split};
+use denoised_nn::{
+    After, Ctx, Embedding, FeedForward, Linear, Result, Scope, TimestepEmbedding, modulated_norm, split,
+};
 use denoised_tensor::{Activation, DType, Tensor, TimestepSpec};
 use serde_json::Value;
 
@@ -20,10 +19,8 @@ use serde_json::Value;
 const EPS: f32 = 1e-6;
 const N_SINUSOIDS: usize = 256;
 const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
-    flip_sin_to_cos: true,
     downscale_freq_shift: 1.0,
-    scale: 1.0,
-    max_period: 10_000.0,
+    ..TimestepSpec::COSINES_FIRST
 };
 const DEFAULTS: PatchTransformerDefaults = PatchTransformerDefaults {
     norm_type: "ada_norm_zero",
@@ -152,7 +149,7 @@ impl Denoiser for Dit {
         let mut x = x;
         if let Some(vector) = first {
             let [shift, scale] = split(&self.modulation_out.forward(ctx, &vector, After::default())?)?;
-            x = modulated_norm(ctx, &x, EPS, &shift, &scale)?;
+            x = modulated_norm(ctx, &x, &shift, &scale, EPS)?;
         }
         let x = self.proj_out.forward(ctx, &x, After::default())?;
         let base = &self.config.base;
@@ -188,9 +185,9 @@ impl Block {
     fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, vector: &Tensor) -> Result<()> {
         let modulation = self.modulation.forward(ctx, vector, After::default())?;
         let [shift, scale, gate, shift_ff, scale_ff, gate_ff] = split(&modulation)?;
-        let h = modulated_norm(ctx, x, EPS, &shift, &scale)?;
+        let h = modulated_norm(ctx, x, &shift, &scale, EPS)?;
         self.attention.add_to(ctx, &h, &gate, x)?;
-        let h = modulated_norm(ctx, x, self.feed_forward_eps, &shift_ff, &scale_ff)?;
+        let h = modulated_norm(ctx, x, &shift_ff, &scale_ff, self.feed_forward_eps)?;
         self.feed_forward
             .forward_into(ctx, &h, After::gated(&gate_ff, x), x)
     }

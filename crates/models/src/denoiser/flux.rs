@@ -5,12 +5,12 @@
 
 use super::{
     Denoiser, DenoiserInput,
-    flux_blocks::{BlockSpec, DoubleBlock, Kind, Modulated, SingleBlock, Tokens, modulated_norm},
+    flux_blocks::{BlockSpec, DoubleBlock, Kind, Modulated, SingleBlock, Tokens},
     rope::{Angles, Rope, RopeAxes},
 };
 use crate::ModelError;
 use denoised_checkpoint::Config;
-use denoised_nn::{After, Ctx, Linear, Result, Scope, TimestepEmbedding, TwoLayer, split};
+use denoised_nn::{After, Ctx, Linear, Result, Scope, TimestepEmbedding, TwoLayer, modulated_norm, split};
 use denoised_tensor::{Activation, PatchOrder, Tensor, TensorError, TimestepSpec};
 
 /// Constants of diffusers' class that no configuration changes.
@@ -20,12 +20,6 @@ const MLP_RATIO: usize = 4;
 const THETA: f64 = 10_000.0;
 /// Latents each way that make a token.
 const PATCH: usize = 2;
-const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
-    flip_sin_to_cos: true,
-    downscale_freq_shift: 0.0,
-    scale: 1.0,
-    max_period: 10_000.0,
-};
 
 /// Widths and switches, as `config.json` says.
 #[derive(Clone, Debug)]
@@ -136,10 +130,15 @@ impl Flux {
         let block = config.block();
         let n = block.n_channels();
         let mut embed = root.at("time_text_embed");
-        let time = TimestepEmbedding::new(&mut embed.at("timestep_embedder"), TIMESTEP_SPEC, N_SINUSOIDS, n);
+        let time = TimestepEmbedding::new(
+            &mut embed.at("timestep_embedder"),
+            TimestepSpec::COSINES_FIRST,
+            N_SINUSOIDS,
+            n,
+        );
         let guidance = config.has_guidance.then(|| {
             let mut scope = embed.at("guidance_embedder");
-            TimestepEmbedding::new(&mut scope, TIMESTEP_SPEC, N_SINUSOIDS, n)
+            TimestepEmbedding::new(&mut scope, TimestepSpec::COSINES_FIRST, N_SINUSOIDS, n)
         });
         let activation = Activation::Silu;
         let pooled = TwoLayer::new(&mut embed.at("text_embedder"), config.n_pooled, n, activation);

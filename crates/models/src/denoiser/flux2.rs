@@ -8,20 +8,14 @@
 use super::{
     Denoiser, DenoiserInput,
     flux::expect_axes,
-    flux_blocks::{BlockSpec, DoubleBlock, Kind, Modulated, SingleBlock, Tokens, modulated_norm},
+    flux_blocks::{BlockSpec, DoubleBlock, Kind, Modulated, SingleBlock, Tokens},
     rope::{Angles, Rope, RopeAxes},
 };
 use crate::ModelError;
 use denoised_checkpoint::Config;
-use denoised_nn::{After, Ctx, Linear, Result, Scope, split};
+use denoised_nn::{After, Ctx, Linear, Result, Scope, modulated_norm, split};
 use denoised_tensor::{Activation, Tensor, TimestepSpec};
 
-const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
-    flip_sin_to_cos: true,
-    downscale_freq_shift: 0.0,
-    scale: 1.0,
-    max_period: 10_000.0,
-};
 /// What two pictures to edit are apart on the first axis.
 const PICTURE_STEP: f32 = 10.0;
 
@@ -166,7 +160,7 @@ impl Flux2 {
     fn vector(&self, ctx: &Ctx<'_>, timesteps: &Tensor) -> Result<Tensor> {
         let sinusoids = ctx.alloc(&[timesteps.dim(0), self.n_sinusoids])?;
         ctx.backend
-            .timestep_embedding(timesteps, &TIMESTEP_SPEC, &sinusoids)?;
+            .timestep_embedding(timesteps, &TimestepSpec::COSINES_FIRST, &sinusoids)?;
         let silu = After::activation(Activation::Silu);
         let inner = self.time[0].forward(ctx, &sinusoids, silu)?;
         self.time[1].forward(ctx, &inner, silu)

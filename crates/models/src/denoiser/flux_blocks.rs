@@ -4,8 +4,8 @@
 //! weights, and attention and feed-forward run beside each other. Both change the buffer in place.
 
 use super::rope::Rope;
-use denoised_nn::{After, Ctx, Linear, Result, RmsNorm, Scope, split};
-use denoised_tensor::{Activation, AttentionSpec, GateOrder, Modulation, Tensor};
+use denoised_nn::{After, Ctx, Linear, Result, RmsNorm, Scope, modulated_norm, split};
+use denoised_tensor::{Activation, AttentionSpec, GateOrder, Tensor};
 
 /// Widths and switches of a block.
 #[derive(Clone, Copy, Debug)]
@@ -65,20 +65,6 @@ impl Modulated {
     fn norm(&self, ctx: &Ctx<'_>, x: &Tensor, eps: f32) -> Result<Tensor> {
         modulated_norm(ctx, x, &self.shift, &self.scale, eps)
     }
-}
-
-/// `norm(x) (1 + scale) + shift`.
-pub(super) fn modulated_norm(
-    ctx: &Ctx<'_>,
-    x: &Tensor,
-    shift: &Tensor,
-    scale: &Tensor,
-    eps: f32,
-) -> Result<Tensor> {
-    let out = ctx.alloc(x.dims())?;
-    let modulation = Some(Modulation { scale, shift });
-    ctx.backend.layer_norm(x, None, eps, modulation, &out)?;
-    Ok(out)
 }
 
 /// Tokens of text and picture in one buffer `[batch, n_text + n_picture, n]`.

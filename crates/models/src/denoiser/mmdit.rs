@@ -4,27 +4,17 @@
 //! Keys and values of both kinds of token are written side by side into one buffer by the projections themselves. What the last block
 //! would compute of the text is left out, since nothing reads it; its query weights are not loaded.
 
-use super::{
-    Denoiser, DenoiserInput,
-    patches::{modulated_norm, position_line},
-    repeat_bias,
-};
+use super::{Denoiser, DenoiserInput, patches::position_line, repeat_bias};
 use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Attend, Conv2d, Ctx, FeedForward, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
-    TwoLayer, attend, split,
+    TwoLayer, attend, modulated_norm, split,
 };
 use denoised_tensor::{Activation, PatchOrder, Tensor, TensorError, TimestepSpec};
 
 const EPS: f32 = 1e-6;
 const N_SINUSOIDS: usize = 256;
-const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
-    flip_sin_to_cos: true,
-    downscale_freq_shift: 0.0,
-    scale: 1.0,
-    max_period: 10_000.0,
-};
 
 /// Widths and switches, as `config.json` says.
 #[derive(Clone, Debug)]
@@ -144,7 +134,12 @@ impl Mmdit {
             ))
         };
         let mut embed = root.at("time_text_embed");
-        let time = TimestepEmbedding::new(&mut embed.at("timestep_embedder"), TIMESTEP_SPEC, N_SINUSOIDS, n);
+        let time = TimestepEmbedding::new(
+            &mut embed.at("timestep_embedder"),
+            TimestepSpec::COSINES_FIRST,
+            N_SINUSOIDS,
+            n,
+        );
         let pooled = TwoLayer::new(
             &mut embed.at("text_embedder"),
             config.n_pooled,
@@ -232,7 +227,7 @@ impl Denoiser for Mmdit {
         }
 
         let [scale, shift] = split(&self.norm_out.forward(ctx, &vector, After::default())?)?;
-        let x = modulated_norm(ctx, &x, EPS, &shift, &scale)?;
+        let x = modulated_norm(ctx, &x, &shift, &scale, EPS)?;
         let x = self.proj_out.forward(ctx, &x, After::default())?;
         let out = ctx.alloc(latents.dims())?;
         ctx.backend
@@ -359,12 +354,12 @@ impl Block {
             None => (context_part(1)?, context_part(0)?),
         };
 
-        let h = modulated_norm(ctx, x, EPS, &shift, &scale)?;
-        let h_text = modulated_norm(ctx, text, EPS, &context_shift, &context_scale)?;
+        let h = modulated_norm(ctx, x, &shift, &scale, EPS)?;
+        let h_text = modulated_norm(ctx, text, &context_shift, &context_scale, EPS)?;
         let dual = match &self.dual {
             None => None,
             Some(dual) => {
-                let h = modulated_norm(ctx, x, EPS, &part(6)?, &part(7)?)?;
+                let h = modulated_norm(ctx, x, &part(6)?, &part(7)?, EPS)?;
                 Some((dual, dual.attend(ctx, &h, self.n_heads)?, part(8)?))
             }
         };
@@ -375,7 +370,7 @@ impl Block {
         if let Some((dual, from_x, gate)) = dual {
             dual.out.forward_into(ctx, &from_x, After::gated(&gate, x), x)?;
         }
-        let h = modulated_norm(ctx, x, EPS, &shift_ff, &scale_ff)?;
+        let h = modulated_norm(ctx, x, &shift_ff, &scale_ff, EPS)?;
         self.feed_forward
             .forward_into(ctx, &h, After::gated(&gate_ff, x), x)?;
         drop(h);
@@ -385,7 +380,7 @@ impl Block {
             tail.out
                 .forward_into(ctx, &from_text, After::gated(&gate, text), text)?;
             drop(from_text);
-            let h = modulated_norm(ctx, text, EPS, &context_part(3)?, &context_part(4)?)?;
+            let h = modulated_norm(ctx, text, &context_part(3)?, &context_part(4)?, EPS)?;
             let gate = context_part(5)?;
             tail.feed_forward
                 .forward_into(ctx, &h, After::gated(&gate, text), text)?;
@@ -421,11 +416,7 @@ impl Block {
             norm.apply(ctx, &text_k)?;
         }
         let [q, k, v] = split(&joint)?;
-        let how = Attend {
-            n_heads: self.n_heads,
-            is_causal: false,
-            bias,
-        };
+        let how = Attend::biased(self.n_heads, bias);
         if self.context.is_none() {
             let q = q.narrow(1, 0, n_picture)?;
             return Ok((attend(ctx, &q, &k, &v, how)?, None));
@@ -443,11 +434,7 @@ impl SelfAttention {
         let qkv = self.qkv.forward(ctx, h, After::default())?;
         apply_norms(ctx, self.norm_qk.as_ref(), &qkv)?;
         let [q, k, v] = split(&qkv)?;
-        let how = Attend {
-            n_heads,
-            is_causal: false,
-            bias: None,
-        };
+        let how = Attend::all(n_heads);
         attend(ctx, &q, &k, &v, how)
     }
 }

@@ -2,7 +2,7 @@
 
 use denoised_checkpoint::Config;
 use denoised_nn::{After, Attend, Conv2d, Ctx, Linear, Result, Scope, attend, split};
-use denoised_tensor::{Activation, Modulation, PatchOrder, Tensor};
+use denoised_tensor::{Activation, PatchOrder, Tensor};
 use serde_json::Value;
 
 /// diffusers' `PatchEmbed` without a stored table: squares of latents as tokens, to which sinusoids of row and column are added. However
@@ -67,20 +67,6 @@ pub(crate) fn position_line(n_channels: usize, len: usize, base: usize, scale: f
     line
 }
 
-/// `norm(x) (1 + scale) + shift`, where the norm has no weights of its own.
-pub(crate) fn modulated_norm(
-    ctx: &Ctx<'_>,
-    x: &Tensor,
-    eps: f32,
-    shift: &Tensor,
-    scale: &Tensor,
-) -> Result<Tensor> {
-    let out = ctx.alloc(x.dims())?;
-    let modulation = Some(Modulation { scale, shift });
-    ctx.backend.layer_norm(x, None, eps, modulation, &out)?;
-    Ok(out)
-}
-
 /// Tokens `[batch, n, patch patch c_out]` to a prediction of the shape of `latents`: of `c_out` channels the first ones. Others, which
 /// a network that learned variances has, are left out.
 pub(crate) fn to_prediction(
@@ -118,17 +104,8 @@ impl SelfAttention {
     /// Of `h` `[batch, tokens, n]`, times `gate` `[batch, n]` added to `x`.
     pub(crate) fn add_to(&self, ctx: &Ctx<'_>, h: &Tensor, gate: &Tensor, x: &Tensor) -> Result<()> {
         let [q, k, v] = split(&self.qkv.forward(ctx, h, After::default())?)?;
-        let h = attend(ctx, &q, &k, &v, heads(self.n_heads))?;
+        let h = attend(ctx, &q, &k, &v, Attend::all(self.n_heads))?;
         self.out.forward_into(ctx, &h, After::gated(gate, x), x)
-    }
-}
-
-/// An attention that sees everything.
-pub(crate) fn heads(n_heads: usize) -> Attend<'static> {
-    Attend {
-        n_heads,
-        is_causal: false,
-        bias: None,
     }
 }
 

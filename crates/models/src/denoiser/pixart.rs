@@ -3,27 +3,19 @@
 
 use super::{
     Denoiser, DenoiserInput,
-    patches::{
-        PatchEmbed, PatchTransformerConfig, PatchTransformerDefaults, SelfAttention, heads, modulated_norm,
-        to_prediction,
-    },
+    patches::{PatchEmbed, PatchTransformerConfig, PatchTransformerDefaults, SelfAttention, to_prediction},
 };
 use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
-    After, Ctx, FeedForward, Linear, Parameter, Result, Scope, TimestepEmbedding, TwoLayer, attend, split,
+    After, Attend, Ctx, FeedForward, Linear, Parameter, Result, Scope, TimestepEmbedding, TwoLayer, attend,
+    modulated_norm, split,
 };
 use denoised_tensor::{Activation, Tensor, TensorError, TimestepSpec};
 
 /// Of the norm whose epsilon no configuration changes.
 const EPS_OUT: f32 = 1e-6;
 const N_SINUSOIDS: usize = 256;
-const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
-    flip_sin_to_cos: true,
-    downscale_freq_shift: 0.0,
-    scale: 1.0,
-    max_period: 10_000.0,
-};
 const DEFAULTS: PatchTransformerDefaults = PatchTransformerDefaults {
     norm_type: "ada_norm_single",
     out_channels: Some(8),
@@ -118,8 +110,14 @@ struct SizeEmbedding {
 
 impl SizeEmbedding {
     fn new(scope: &mut Scope<'_>, n: usize) -> Self {
-        let mut embedding =
-            |name: &str| TimestepEmbedding::new(&mut scope.at(name), TIMESTEP_SPEC, N_SINUSOIDS, n / 3);
+        let mut embedding = |name: &str| {
+            TimestepEmbedding::new(
+                &mut scope.at(name),
+                TimestepSpec::COSINES_FIRST,
+                N_SINUSOIDS,
+                n / 3,
+            )
+        };
         Self {
             resolution: embedding("resolution_embedder"),
             ratio: embedding("aspect_ratio_embedder"),
@@ -151,7 +149,12 @@ impl Pixart {
         let patches = PatchEmbed::new(&mut scope, (base.c_in, n), base.patch, base.sample_size, scale);
         let mut modulation = root.at("adaln_single");
         let mut embed = modulation.at("emb");
-        let time = TimestepEmbedding::new(&mut embed.at("timestep_embedder"), TIMESTEP_SPEC, N_SINUSOIDS, n);
+        let time = TimestepEmbedding::new(
+            &mut embed.at("timestep_embedder"),
+            TimestepSpec::COSINES_FIRST,
+            N_SINUSOIDS,
+            n,
+        );
         let sizes = config.has_sizes.then(|| SizeEmbedding::new(&mut embed, n));
         let modulation = Linear::new(&mut modulation.at("linear"), n, 6 * n);
         let caption = config
@@ -206,7 +209,7 @@ impl Denoiser for Pixart {
             ctx.backend.copy(&time, &part)?;
         }
         let [shift, scale] = split(&with_table(ctx, &self.table_out, &twice)?)?;
-        let x = modulated_norm(ctx, &x, EPS_OUT, &shift, &scale)?;
+        let x = modulated_norm(ctx, &x, &shift, &scale, EPS_OUT)?;
         let x = self.proj_out.forward(ctx, &x, After::default())?;
         let base = &self.config.base;
         to_prediction(ctx, &x, (base.patch, base.c_out), input.latents)
@@ -248,13 +251,13 @@ impl Block {
     fn forward(&self, ctx: &Ctx<'_>, x: &Tensor, text: &Tensor, modulation: &Tensor) -> Result<()> {
         let modulation = with_table(ctx, &self.table, modulation)?;
         let [shift, scale, gate, shift_ff, scale_ff, gate_ff] = split(&modulation)?;
-        let h = modulated_norm(ctx, x, self.eps, &shift, &scale)?;
+        let h = modulated_norm(ctx, x, &shift, &scale, self.eps)?;
         self.attention.add_to(ctx, &h, &gate, x)?;
         let q = self.cross_q.forward(ctx, x, After::default())?;
         let [k, v] = split(&self.cross_kv.forward(ctx, text, After::default())?)?;
-        let h = attend(ctx, &q, &k, &v, heads(self.n_heads))?;
+        let h = attend(ctx, &q, &k, &v, Attend::all(self.n_heads))?;
         self.cross_out.forward_into(ctx, &h, After::residual(x), x)?;
-        let h = modulated_norm(ctx, x, self.eps, &shift_ff, &scale_ff)?;
+        let h = modulated_norm(ctx, x, &shift_ff, &scale_ff, self.eps)?;
         self.feed_forward
             .forward_into(ctx, &h, After::gated(&gate_ff, x), x)
     }

@@ -6,12 +6,12 @@
 use super::{
     Denoiser, DenoiserInput,
     flux::expect_axes,
-    flux_blocks::{BlockSpec, DoubleBlock, Kind, Modulated, Part, modulated_norm},
+    flux_blocks::{BlockSpec, DoubleBlock, Kind, Modulated, Part},
     rope::{Angles, Rope, RopeAxes},
 };
 use crate::ModelError;
 use denoised_checkpoint::Config;
-use denoised_nn::{After, Ctx, Linear, Result, RmsNorm, Scope, TimestepEmbedding, split};
+use denoised_nn::{After, Ctx, Linear, Result, RmsNorm, Scope, TimestepEmbedding, modulated_norm, split};
 use denoised_tensor::{Activation, PatchOrder, Tensor, TimestepSpec};
 
 /// Constants of diffusers' class that no configuration changes.
@@ -21,12 +21,6 @@ const MLP_RATIO: usize = 4;
 const THETA: f64 = 10_000.0;
 /// Latents each way that make a token.
 const PATCH: usize = 2;
-const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
-    flip_sin_to_cos: true,
-    downscale_freq_shift: 0.0,
-    scale: 1.0,
-    max_period: 10_000.0,
-};
 
 /// Widths and switches, as `config.json` says.
 #[derive(Clone, Debug)]
@@ -126,7 +120,12 @@ impl QwenImage {
         let block = config.block();
         let n = block.n_channels();
         let mut embed = root.at("time_text_embed");
-        let time = TimestepEmbedding::new(&mut embed.at("timestep_embedder"), TIMESTEP_SPEC, N_SINUSOIDS, n);
+        let time = TimestepEmbedding::new(
+            &mut embed.at("timestep_embedder"),
+            TimestepSpec::COSINES_FIRST,
+            N_SINUSOIDS,
+            n,
+        );
         let blocks = (0..config.n_layers)
             .map(|layer_idx| {
                 let mut scope = root.at(format_args!("transformer_blocks.{layer_idx}"));

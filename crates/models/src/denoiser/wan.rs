@@ -11,20 +11,14 @@ use crate::ModelError;
 use denoised_checkpoint::Config;
 use denoised_nn::{
     After, Attend, Ctx, FeedForward, LayerNorm, Linear, Parameter, Result, RmsNorm, Scope, TimestepEmbedding,
-    TwoLayer, attend, split,
+    TwoLayer, attend, modulated_norm_into, split,
 };
-use denoised_tensor::{Activation, Modulation, PatchOrder, Tensor, TensorError, TimestepSpec};
+use denoised_tensor::{Activation, PatchOrder, Tensor, TensorError, TimestepSpec};
 
 /// Of the picture's norms, whatever the others have.
 const IMAGE_EPS: f32 = 1e-5;
 /// Of the rotations.
 const THETA: f64 = 10_000.0;
-const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
-    flip_sin_to_cos: true,
-    downscale_freq_shift: 0.0,
-    scale: 1.0,
-    max_period: 10_000.0,
-};
 
 /// Widths and switches, as `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,7 +142,12 @@ impl Wan {
         let patches = Linear::new(&mut root.at("patch_embedding"), config.c_in * patch_area, n);
         let mut embed = root.at("condition_embedder");
         let n_sinusoids = config.n_sinusoids;
-        let time = TimestepEmbedding::new(&mut embed.at("time_embedder"), TIMESTEP_SPEC, n_sinusoids, n);
+        let time = TimestepEmbedding::new(
+            &mut embed.at("time_embedder"),
+            TimestepSpec::COSINES_FIRST,
+            n_sinusoids,
+            n,
+        );
         let time_proj = Linear::new(&mut embed.at("time_proj"), n, 6 * n);
         let gelu = Activation::GeluTanh;
         let text = TwoLayer::new(&mut embed.at("text_embedder"), config.n_text, n, gelu);
@@ -386,7 +385,7 @@ impl Block {
             norm.apply(ctx, x)?;
             rope.apply(ctx, x)?;
         }
-        attend(ctx, &q, &k, &v, heads(self.n_heads, None))
+        attend(ctx, &q, &k, &v, Attend::all(self.n_heads))
     }
 }
 
@@ -426,7 +425,7 @@ impl KeysValues {
         let kv = self.kv.forward(ctx, tokens, After::default())?;
         let [k, v] = split(&kv)?;
         self.norm_k.apply(ctx, &k)?;
-        attend(ctx, q, &k, &v, heads(n_heads, bias))
+        attend(ctx, q, &k, &v, Attend::biased(n_heads, bias))
     }
 }
 
@@ -457,31 +456,10 @@ impl CrossAttention {
     }
 }
 
-fn heads(n_heads: usize, bias: Option<&Tensor>) -> Attend<'_> {
-    Attend {
-        n_heads,
-        is_causal: false,
-        bias,
-    }
-}
-
 /// Extents of `x` `[batch, tokens, n]` cut into as many batch elements as there are `vectors`.
 fn by_vector(x: &Tensor, vectors: &Tensor) -> [usize; 3] {
     let n_vectors = vectors.dim(0);
     [n_vectors, x.dim(0) * x.dim(1) / n_vectors, x.dim(2)]
-}
-
-/// `norm(x) (1 + scale) + shift`.
-fn modulated_norm_into(
-    ctx: &Ctx<'_>,
-    x: &Tensor,
-    shift: &Tensor,
-    scale: &Tensor,
-    eps: f32,
-    out: &Tensor,
-) -> Result<()> {
-    let modulation = Some(Modulation { scale, shift });
-    ctx.backend.layer_norm(x, None, eps, modulation, out)
 }
 
 fn unfit(detail: String) -> TensorError {

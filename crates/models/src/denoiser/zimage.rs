@@ -7,12 +7,11 @@
 
 use super::{
     Denoiser, DenoiserInput,
-    patches::heads,
     rope::{Angles, Rope, RopeAxes},
 };
 use crate::ModelError;
 use denoised_checkpoint::Config;
-use denoised_nn::{After, Ctx, Linear, Parameter, Result, RmsNorm, Scope, attend, split};
+use denoised_nn::{After, Attend, Ctx, Linear, Parameter, Result, RmsNorm, Scope, attend, split};
 use denoised_tensor::{Activation, DType, GateOrder, Modulation, PatchOrder, Tensor, TimestepSpec};
 use serde_json::Value;
 
@@ -29,12 +28,6 @@ const N_TIME_INNER: usize = 1024;
 const N_TIME: usize = 256;
 /// Timesteps of the scheduler, the last of which is noise only.
 const N_TRAIN: f64 = 1000.0;
-const TIMESTEP_SPEC: TimestepSpec = TimestepSpec {
-    flip_sin_to_cos: true,
-    downscale_freq_shift: 0.0,
-    scale: 1.0,
-    max_period: 10_000.0,
-};
 
 /// Widths and switches, as `config.json` says.
 #[derive(Clone, Debug)]
@@ -206,7 +199,7 @@ impl ZImage {
             .affine(timesteps, per_timestep, t_scale as f32, &come)?;
         let sinusoids = ctx.alloc(&[timesteps.dim(0), N_SINUSOIDS])?;
         ctx.backend
-            .timestep_embedding(&come, &TIMESTEP_SPEC, &sinusoids)?;
+            .timestep_embedding(&come, &TimestepSpec::COSINES_FIRST, &sinusoids)?;
         let inner = After::activation(Activation::Silu);
         let inner = self.time_in.forward(ctx, &sinusoids, inner)?;
         self.time_out.forward(ctx, &inner, After::default())
@@ -364,7 +357,7 @@ impl Block {
         }
         rope.apply(ctx, &q)?;
         rope.apply(ctx, &k)?;
-        let h = attend(ctx, &q, &k, &v, heads(self.n_heads))?;
+        let h = attend(ctx, &q, &k, &v, Attend::all(self.n_heads))?;
         let h = self.out.forward(ctx, &h, After::default())?;
         add_normed(ctx, after, &h, of_attention, x)?;
 

@@ -400,11 +400,7 @@ impl Block {
         for x in [&q, &k] {
             ctx.backend.rope(x, cosines, sines, RopeStyle::Halves, x)?;
         }
-        let how = Attend {
-            n_heads: config.n_heads,
-            is_causal: false,
-            bias: None,
-        };
+        let how = Attend::all(config.n_heads);
         let h = match windows {
             None => attend(ctx, &q, &k, &v, how)?,
             Some(windows) => {

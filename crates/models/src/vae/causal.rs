@@ -256,11 +256,7 @@ impl FrameAttention {
         self.norm.forward_into(ctx, &x_tokens, &normed)?;
         let [q, k, v] = split(&self.qkv.forward(ctx, &normed, After::default())?)?;
         drop(normed);
-        let how = Attend {
-            n_heads: 1,
-            is_causal: false,
-            bias: None,
-        };
+        let how = Attend::all(1);
         let attended = attend(ctx, &q, &k, &v, how)?;
         self.out
             .forward(ctx, &attended, After::residual(&x_tokens))?
