@@ -1,9 +1,13 @@
 //! `norm.cu`.
 
 use crate::{in_both_schedules, operands::*};
-use denoised_tensor::{Activation, Backend, WeightKind};
+use denoised_tensor::{Activation, Backend, Tensor, WeightKind};
 
-in_both_schedules!(formulas_hold, long_rows_and_many_chunks_hold);
+in_both_schedules!(
+    formulas_hold,
+    long_rows_and_many_chunks_hold,
+    rows_cut_in_every_dimension_hold,
+);
 
 fn formulas_hold() {
     formulas(
@@ -117,5 +121,36 @@ fn long_rows_and_many_chunks_hold() {
             }
             assert_close("group_norm", &get(&backend, &out), &expected, limit(dtype));
         }
+    }
+}
+
+/// Rows of views that are narrower in each dimension, so that none can be walked together with the next.
+fn rows_cut_in_every_dimension_hold() {
+    let (whole_dims, dims, starts) = ([3, 4, 5, 6], [2, 3, 4, 5], [1, 0, 1, 1]);
+    let cut = |whole: &Tensor| {
+        let cuts = dims.iter().zip(starts).enumerate();
+        cuts.fold(whole.clone(), |part, (dim_idx, (extent, start))| {
+            part.narrow(dim_idx, start, *extent).expect("inside")
+        })
+    };
+    for dtype in FLOATS {
+        let backend = backend(dtype);
+        let whole = values(dtype, 7, whole_dims.iter().product());
+        let x = cut(&put(&backend, dtype, &whole_dims, &whole));
+        let mut expected = Vec::new();
+        for row in 0..24 {
+            let (batch, high, wide) = (row / 12 + 1, row / 4 % 3, row % 4 + 1);
+            let first = ((batch * 4 + high) * 5 + wide) * 6 + 1;
+            let row: Vec<f64> = whole[first..first + 5].iter().map(|x| f64::from(*x)).collect();
+            expected.extend(normal(&row, 1e-5));
+        }
+        let surroundings = put(&backend, dtype, &whole_dims, &vec![0.5; whole.len()]);
+        let out = cut(&surroundings);
+        backend
+            .layer_norm(&x, None, 1e-5, None, &out)
+            .expect("shapes that fit");
+        assert_close("layer_norm", &get(&backend, &out), &expected, limit(dtype));
+        let n_kept = get(&backend, &surroundings).iter().filter(|x| **x == 0.5).count();
+        assert!(n_kept >= whole.len() - expected.len(), "{n_kept} around it");
     }
 }
