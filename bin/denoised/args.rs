@@ -208,7 +208,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(GenerateRequest::MAX_STEPS)))]
     pub(crate) steps: Option<u32>,
 
-    /// Guidance scale; at or below 1 there is no guidance [default: the model's]
+    /// Guidance scale; for most models there is none at or below 1 [default: the model's]
     #[arg(long, value_name = "G", value_parser = parse_guidance, allow_negative_numbers = true)]
     pub(crate) guidance: Option<f32>,
 
@@ -232,7 +232,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE", requires = "images")]
     pub(crate) mask: Option<PathBuf>,
 
-    /// How much of the picture is given up: 1 all, 0.3 little [default: 0.8, with a mask 1]
+    /// How much of the picture is given up: 1 all, 0.3 little [default: the model's]
     #[arg(long, value_name = "S", value_parser = parse_strength, requires = "images")]
     pub(crate) strength: Option<f32>,
 

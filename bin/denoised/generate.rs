@@ -12,9 +12,9 @@ use denoised_engine::{
 };
 use denoised_types::{Failure, FailureCode, GenerateRequest, Image, Mask, WorkerDevice};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// A person who waits longer for a picture can still be waiting for it: Ctrl-C is the way out.
@@ -405,10 +405,12 @@ impl Session<'_> {
     fn finished(&mut self, one: &InFlight, output: &Output) -> Result<(), Error> {
         let picture = &one.picture;
         let (resolved, times) = (output.resolved(), output.times());
+        let further = further_parameters(self.args);
         let parameters = Parameters {
             prompt: &picture.prompt,
             negative_prompt: self.args.negative.as_deref(),
             resolved,
+            further: &further,
             family: &self.family,
             model_name: &self.model_name,
         };
@@ -445,6 +447,7 @@ impl Session<'_> {
                 "steps": resolved.n_steps,
                 "guidance": resolved.guidance,
                 "sampler": resolved.sampler,
+                "further": further.iter().cloned().collect::<BTreeMap<_, _>>(),
                 "model": self.model_name,
                 "family": self.family,
                 "mode": self.args.mode.name(),
@@ -510,6 +513,35 @@ impl Session<'_> {
         self.first_failure.get_or_insert(error);
         reported
     }
+}
+
+/// What was asked for beside the common arguments, for whoever wants to repeat a picture. Files are named without their folders.
+fn further_parameters(args: &GenerateArgs) -> Vec<(&'static str, String)> {
+    let name = |path: &PathBuf| {
+        path.file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
+    let images: Vec<String> = args.images.iter().map(name).collect();
+    let sigmas: Vec<String> = args.sigmas.iter().map(f32::to_string).collect();
+    let given = |text: String| (!text.is_empty()).then_some(text);
+    [
+        ("guidance 2", args.guidance_2.map(|scale| scale.to_string())),
+        ("true guidance", args.true_guidance.map(|scale| scale.to_string())),
+        ("sigmas", given(sigmas.join(","))),
+        (
+            "max sequence length",
+            args.max_sequence_length.map(|n| n.to_string()),
+        ),
+        ("clip skip", args.clip_skip.map(|n| n.to_string())),
+        ("image", given(images.join(", "))),
+        ("mask", args.mask.as_ref().map(name)),
+        ("strength", args.strength.map(|strength| strength.to_string())),
+    ]
+    .into_iter()
+    .filter_map(|(keyword, text)| Some((keyword, text?)))
+    .collect()
 }
 
 fn write_line(value: &Value) -> Result<(), Error> {

@@ -29,17 +29,23 @@ pub(crate) fn read_image(path: &Path) -> Result<Image, Error> {
     Ok(Image::picture(width, height, rgb.collect()))
 }
 
-/// Reads a mask: bright where to repaint.
+/// Reads a mask: bright where to repaint, transparent parts being dark.
 ///
 /// # Errors
 /// As [`read_image`].
 pub(crate) fn read_mask(path: &Path) -> Result<Mask, Error> {
-    let luma = read(path)?.into_luma8();
-    let (width, height) = luma.dimensions();
+    let rgba = read(path)?.into_rgba8();
+    let (width, height) = rgba.dimensions();
+    let luma = rgba.pixels().map(|pixel| {
+        let [r, g, b, alpha] = pixel.0.map(u32::from);
+        // ITU-R 601 with the factors and the rounding of Pillow's conversion to grey.
+        let luma = (19_595 * r + 38_470 * g + 7_471 * b + 0x8000) >> 16;
+        ((luma * alpha + 127) / 255) as u8
+    });
     Ok(Mask {
         width,
         height,
-        luma: luma.into_raw(),
+        luma: luma.collect(),
     })
 }
 
@@ -85,6 +91,11 @@ mod tests {
             .unwrap();
         let mask = read_mask(&path).unwrap();
         assert_eq!((mask.width, mask.height, mask.luma), (2, 1, vec![0, 255]));
+        // Pillow 12: Image.new("RGB", (1, 1), (255, 100, 0)).convert("L") is 135, above the threshold of 128.
+        let path = folder.path().join("c.png");
+        let pixels = vec![255, 100, 0, 255, 255, 255, 255, 0];
+        RgbaImage::from_raw(2, 1, pixels).unwrap().save(&path).unwrap();
+        assert_eq!(read_mask(&path).unwrap().luma, [135, 0]);
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub(crate) struct Parameters<'a> {
     pub(crate) negative_prompt: Option<&'a str>,
     /// Everything else that was asked for, defaults filled in.
     pub(crate) resolved: &'a Resolved,
+    /// What else of the request is needed to repeat it, by name.
+    pub(crate) further: &'a [(&'static str, String)],
     /// Family of the model, e.g. `sd3`.
     pub(crate) family: &'a str,
     /// Name of the checkpoint (the last part of its folder's path).
@@ -23,7 +25,7 @@ impl Parameters<'_> {
     /// Keywords and texts, in the order in which they are written.
     fn texts(&self) -> Vec<(&'static str, String)> {
         let resolved = self.resolved;
-        vec![
+        let mut texts = vec![
             ("prompt", self.prompt.to_owned()),
             (
                 "negative prompt",
@@ -40,7 +42,9 @@ impl Parameters<'_> {
                 "Software",
                 concat!("denoised ", env!("CARGO_PKG_VERSION")).to_owned(),
             ),
-        ]
+        ];
+        texts.extend(self.further.iter().cloned());
+        texts
     }
 }
 
@@ -97,6 +101,7 @@ mod tests {
             prompt: "ein Apfel – «rot» 🍎",
             negative_prompt: Some("blurry"),
             resolved: &resolved,
+            further: &[],
             family: "sd3",
             model_name: "emoji-dit",
         };
@@ -140,6 +145,7 @@ mod tests {
             prompt: "",
             negative_prompt: None,
             resolved: &resolved,
+            further: &[],
             family: "sd3",
             model_name: "m",
         };

@@ -1,6 +1,8 @@
 //! Workers on CUDA devices: the real programs and processes, on the stand-in for CUDA's libraries.
 
-use crate::support::{Outcome, Running, case, children_of, demo_model, denoised, is_alive, send};
+use crate::support::{
+    Outcome, Running, case, children_of, copy_of, decode, demo_model, denoised, is_alive, send,
+};
 use denoised_engine::{Engine, EngineHandle, EngineOptions, RequestEvent, RequestPolicy, SubmitOptions};
 use denoised_executor::{Executor, Limits, MpExecutor, MpOptions};
 use denoised_testkit::standin::{self, Schedule, Standin};

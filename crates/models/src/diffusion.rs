@@ -232,6 +232,8 @@ impl Pipeline for DiffusionPipeline {
         let options = self.text_options(request)?;
         let (prompt, negative) = self.tokenize(request, resolved.guidance, options)?;
         resolved.warnings = warnings(&prompt, negative.as_ref());
+        let idle = self.idle_arguments(request, resolved.guidance);
+        resolved.warnings.extend(idle);
         Ok(resolved)
     }
 
@@ -242,6 +244,8 @@ impl Pipeline for DiffusionPipeline {
         let given = self.given_latents(request, &resolved)?;
         let (prompt, negative) = self.tokenize(request, resolved.guidance, options)?;
         resolved.warnings = warnings(&prompt, negative.as_ref());
+        let idle = self.idle_arguments(request, resolved.guidance);
+        resolved.warnings.extend(idle);
         let schedule = self.schedule(request, &resolved, &task)?;
         let shape = self.latents_shape(&resolved);
 

@@ -104,6 +104,8 @@ pub(crate) enum GuidanceRule {
 pub(crate) struct Tasks {
     /// Starts from a picture instead of noise (strength), and repaints under a mask.
     pub(crate) image_to_image: bool,
+    /// Strengths when none are asked for: without and with a mask. `None` for those of Stable Diffusion.
+    pub(crate) default_strengths: Option<(f32, f32)>,
     /// Pictures that it edits by instruction.
     pub(crate) references: Option<References>,
     /// Channels beside the latents that the denoiser takes.

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct GenerateRequest {
     /// What to draw. May be empty. At most [`GenerateRequest::MAX_PROMPT_BYTES`] bytes (checked by the engine).
     pub prompt: String,
-    /// What to stay away from; `None` is the empty prompt. Unused when guidance is off.
+    /// What to stay away from. `None` is what the family does without one: an empty prompt, zeros (SDXL), or no guidance (Qwen-Image).
+    /// Unused, with a warning, when guidance is off.
     pub negative_prompt: Option<String>,
     /// Width of the picture in pixels; must be a multiple of the family's grid (checked by the worker, which knows the model).
     pub width: Option<u32>,
@@ -21,7 +22,8 @@ pub struct GenerateRequest {
     pub n_frames: Option<u32>,
     /// Denoiser steps, `1..=GenerateRequest::MAX_STEPS` (checked by the engine).
     pub n_steps: Option<u32>,
-    /// Classifier-free guidance scale; at or below 1 the unconditional half is not computed. Finite (checked by the engine).
+    /// Guidance scale as the family's reference pipeline has it: classifier-free guidance is on above 1 (Z-Image: above 0; Qwen-Image: with
+    /// a negative prompt), FLUX.1 dev takes the scale as an input. Finite (checked by the engine).
     pub guidance: Option<f32>,
     /// Guidance scale of the second, low-noise denoiser, where the model has two; the first one's if not given.
     pub guidance_2: Option<f32>,

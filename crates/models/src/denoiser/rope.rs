@@ -75,7 +75,7 @@ impl RopeAxes {
             // Tokens share their positions with many others on the same axis.
             let mut distinct: Vec<f32> = on_axis().collect();
             distinct.sort_unstable_by(f32::total_cmp);
-            distinct.dedup();
+            distinct.dedup_by(|a, b| a.total_cmp(b).is_eq());
             let rows: Vec<Vec<[f32; 2]>> = distinct.iter().map(|at| self.turns(*width, *at)).collect();
             for (token, at) in on_axis().enumerate() {
                 let found = distinct.binary_search_by(|one| one.total_cmp(&at));

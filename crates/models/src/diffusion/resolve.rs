@@ -9,6 +9,10 @@ use crate::{
 use denoised_sampler::{Ask, Sampler, Schedule, find_sampler, summarize_samplers};
 use denoised_types::{Failure, GenerateRequest, Resolved};
 
+/// Most pixels of a result, all frames together, and most tokens of its latents: beyond them one request could take all memory there is.
+const MAX_PIXELS: u64 = 1 << 28;
+const MAX_TOKENS: usize = 1 << 20;
+
 impl DiffusionPipeline {
     pub(super) fn resolve_numbers(&self, request: &GenerateRequest) -> Result<Resolved, Failure> {
         let info = &self.parts.info;
@@ -49,6 +53,7 @@ impl DiffusionPipeline {
             sampler,
             warnings: Vec::new(),
         };
+        self.check_size(&resolved)?;
         self.schedule(request, &resolved, &task)?;
         self.text_options(request)?;
         self.given_latents(request, &resolved)?;
@@ -78,6 +83,69 @@ impl DiffusionPipeline {
             }
         }
         Ok(())
+    }
+
+    /// What was asked for and changes nothing, in words.
+    pub(super) fn idle_arguments(&self, request: &GenerateRequest, guidance: f32) -> Vec<String> {
+        let rule = self.parts.guidance;
+        let has_negative = request
+            .negative_prompt
+            .as_deref()
+            .is_some_and(|text| !text.is_empty());
+        let mut idle = Vec::new();
+        if self.is_guided(request, guidance) {
+            return idle;
+        }
+        if has_negative {
+            idle.push(match rule {
+                GuidanceRule::None => {
+                    "the negative prompt has no effect: this model has no guidance".to_owned()
+                }
+                GuidanceRule::Embedded => {
+                    "the negative prompt has no effect without a true guidance scale above 1".to_owned()
+                }
+                _ => format!("the negative prompt has no effect at guidance {guidance}"),
+            });
+        }
+        match rule {
+            GuidanceRule::None if request.guidance.is_some_and(|scale| scale > 1.0) => {
+                idle.push(format!("guidance {guidance} has no effect: this model has none"));
+            }
+            GuidanceRule::NormPreserving { .. } if request.guidance.is_some_and(|scale| scale > 1.0) => {
+                idle.push(format!(
+                    "guidance {guidance} has no effect without a negative prompt"
+                ));
+            }
+            GuidanceRule::Embedded if request.true_guidance.is_some_and(|scale| scale > 1.0) => {
+                idle.push("the true guidance scale has no effect without a negative prompt".to_owned());
+            }
+            _ => {}
+        }
+        if request.guidance_2.is_some() {
+            idle.push(format!(
+                "the second guidance scale has no effect at guidance {guidance}"
+            ));
+        }
+        idle
+    }
+
+    /// Refuses pictures and videos that no machine has the memory for.
+    fn check_size(&self, resolved: &Resolved) -> Result<(), Failure> {
+        let frames = u64::from(resolved.n_frames);
+        let n_pixels = u64::from(resolved.width) * u64::from(resolved.height) * frames;
+        let shape = self.latents_shape(resolved);
+        let n_tokens = shape.n_frames * shape.h * shape.w / self.parts.latents.patch_area();
+        if n_pixels <= MAX_PIXELS && n_tokens <= MAX_TOKENS {
+            return Ok(());
+        }
+        let what = match resolved.n_frames {
+            1 => "a picture".to_owned(),
+            n => format!("{n} frames"),
+        };
+        Err(invalid(format!(
+            "{what} of {}x{} are {n_pixels} pixels in {n_tokens} tokens, possible are at most {MAX_PIXELS} in {MAX_TOKENS}",
+            resolved.width, resolved.height
+        )))
     }
 
     /// A width or height on the grid.

@@ -15,9 +15,8 @@ use denoised_sampler::{Schedule, TorchGenerator};
 use denoised_tensor::{DType, Tensor, TensorError};
 use denoised_types::{Failure, GenerateRequest, Image, Mask, Resolved};
 
-/// Strength when none is given: of pictures from pictures as diffusers has it; under a mask all is painted anew.
-const DEFAULT_STRENGTH: f32 = 0.8;
-const DEFAULT_MASKED_STRENGTH: f32 = 1.0;
+/// Strengths when none are given, without and with a mask, of diffusers' pipelines for Stable Diffusion.
+const DEFAULT_STRENGTHS: (f32, f32) = (0.8, 1.0);
 
 /// What a request wants done with its pictures.
 #[derive(Clone, Copy, Debug)]
@@ -147,10 +146,8 @@ impl DiffusionPipeline {
                 mask.width, mask.height, first.width, first.height
             )));
         }
-        let default = match mask {
-            Some(_) => DEFAULT_MASKED_STRENGTH,
-            None => DEFAULT_STRENGTH,
-        };
+        let (unmasked, masked) = tasks.default_strengths.unwrap_or(DEFAULT_STRENGTHS);
+        let default = if mask.is_some() { masked } else { unmasked };
         let strength = request.strength.unwrap_or(default);
         if !(strength > 0.0 && strength <= 1.0) {
             return Err(invalid(format!(

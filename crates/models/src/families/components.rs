@@ -130,10 +130,13 @@ pub(super) struct Sizes {
 /// What is said of a model. Its samplers and the bytes of its files are filled in by [`Loading::finish`].
 pub(super) fn model_info(family: &str, sizes: &Sizes, n_steps: u32, guidance: f32) -> ModelInfo {
     let px = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    // On the grid and within what the model makes, whatever its files say.
+    let grid = sizes.grid.max(1);
+    let side = |n: usize| px((n.min(sizes.max_side) / grid * grid).max(grid));
     ModelInfo {
         family: family.to_owned(),
         grid_px: px(sizes.grid),
-        default_size: (px(sizes.default.0), px(sizes.default.1)),
+        default_size: (side(sizes.default.0), side(sizes.default.1)),
         max_side_px: px(sizes.max_side),
         default_n_steps: n_steps,
         default_guidance: guidance,

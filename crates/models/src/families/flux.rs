@@ -124,6 +124,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         encoder: autoencoder.encoder,
         tasks: Tasks {
             image_to_image: has_encoder && !is_kontext,
+            default_strengths: Some((0.6, 0.6)),
             references: (has_encoder && is_kontext).then_some(REFERENCES),
             ..Tasks::default()
         },

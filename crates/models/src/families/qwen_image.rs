@@ -185,6 +185,7 @@ fn open_with(folder: &Folder, edit: Option<(Edit, usize)>) -> std::result::Resul
         },
         None => Tasks {
             image_to_image: encoder.is_some(),
+            default_strengths: Some((0.6, 0.6)),
             ..Tasks::default()
         },
     };

@@ -95,6 +95,7 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
         decoder: autoencoder.decoder,
         tasks: Tasks {
             image_to_image: autoencoder.encoder.is_some(),
+            default_strengths: Some((0.6, 0.6)),
             ..Tasks::default()
         },
         encoder: autoencoder.encoder,

@@ -15,7 +15,7 @@ use crate::{
         Conditioner, Conditioning, ENCODE_PROMPT_NAMES, EncodeArgs, TextOptions, Tokenized, trace_named,
     },
     denoiser::{Unet, UnetConfig},
-    parts::{Experts, LatentsLayout, Opened, Parts},
+    parts::{Experts, LatentsLayout, Opened, Parts, Tasks},
     text::{ClipConfig, ClipEncoder, ClipText, ClipTokenizer},
 };
 use denoised_checkpoint::Folder;
@@ -100,7 +100,10 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
     };
     let denoiser = Unet::new(&mut loading.at("unet"), &unet);
     let autoencoder = loading.kl(&kl);
-    let tasks = unet_tasks(folder, &unet, &kl, &autoencoder)?;
+    let tasks = Tasks {
+        default_strengths: Some((0.3, 0.9999)),
+        ..unet_tasks(folder, &unet, &kl, &autoencoder)?
+    };
     loading.finish(Parts {
         info: model_info("sdxl", &sizes, DEFAULT_N_STEPS, DEFAULT_GUIDANCE),
         latents: LatentsLayout::picture(unet.c_out, kl.factor(), unet.min_side()),

@@ -92,6 +92,7 @@ pub(super) fn open(folder: &Folder) -> std::result::Result<Opened, ModelError> {
         decoder: vae.decoder,
         tasks: Tasks {
             image_to_image: vae.encoder.is_some(),
+            default_strengths: Some((0.6, 1.0)),
             ..Tasks::default()
         },
         encoder: vae.encoder,
