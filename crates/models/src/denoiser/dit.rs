@@ -192,3 +192,49 @@ impl Block {
             .forward_into(ctx, &h, After::gated(&gate_ff, x), x)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn read(settings: Value) -> std::result::Result<DitConfig, String> {
+        let map = settings.as_object().expect("an object").clone();
+        DitConfig::read(&Config::new(Path::new("config.json"), map)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_configuration_of_dit_is_read() {
+        // DiT XL/2 for 256 pixels.
+        let config = read(json!({
+            "activation_fn": "gelu-approximate", "attention_bias": true, "attention_head_dim": 72, "cross_attention_dim": null,
+            "dropout": 0.0, "in_channels": 4, "norm_elementwise_affine": false, "norm_num_groups": 32,
+            "norm_type": "ada_norm_zero", "num_attention_heads": 16, "num_embeds_ada_norm": 1000, "num_layers": 28,
+            "num_vector_embeds": null, "only_cross_attention": false, "out_channels": 8, "patch_size": 2, "sample_size": 32,
+            "upcast_attention": false, "use_linear_projection": false,
+        }))
+        .expect("supported");
+        assert_eq!((config.base.n_channels(), config.n_classes), (1152, 1000));
+        assert_eq!((config.base.c_out, config.base.norm_eps), (8, 1e-5));
+        // Without out_channels there are as many as come in.
+        assert_eq!(read(json!({})).expect("supported").base.c_out, 4);
+    }
+
+    #[test]
+    fn settings_that_are_not_carried_out_are_refused_by_key() {
+        for (settings, key) in [
+            (json!({"norm_type": "ada_norm_single"}), "norm_type"),
+            (json!({"num_embeds_ada_norm": 0}), "num_embeds_ada_norm"),
+            (json!({"cross_attention_dim": 1152}), "cross_attention_dim"),
+            (
+                json!({"attention_head_dim": 7, "num_attention_heads": 3}),
+                "attention_head_dim",
+            ),
+            (json!({"something_new": 1}), "something_new"),
+        ] {
+            let message = read(settings).expect_err("refused");
+            assert!(message.contains(key), "{message}");
+        }
+    }
+}

@@ -276,3 +276,64 @@ fn no_sizes() -> TensorError {
         detail: "the conditioning has no sizes".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    fn read(settings: Value) -> std::result::Result<PixartConfig, String> {
+        let map = settings.as_object().expect("an object").clone();
+        PixartConfig::read(&Config::new(Path::new("config.json"), map)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn missing_keys_are_those_of_diffusers() {
+        // PixArtTransformer2DModel() of diffusers 0.42.1: sizes are embedded where the sample has 128 latents a side.
+        let config = read(json!({})).expect("supported");
+        assert_eq!((config.base.n_channels(), config.base.n_layers), (1152, 28));
+        assert_eq!(
+            (config.base.c_in, config.base.c_out, config.n_text()),
+            (4, 8, 1152)
+        );
+        assert_eq!((config.has_sizes, config.interpolation_scale), (true, 2.0));
+        // The configuration of PixArt Sigma, as its first checkpoints have it.
+        let config = read(json!({
+            "activation_fn": "gelu-approximate", "attention_bias": true, "attention_head_dim": 72, "attention_type": "default",
+            "caption_channels": 4096, "cross_attention_dim": 1152, "double_self_attention": false, "dropout": 0.0,
+            "in_channels": 4, "interpolation_scale": 2, "norm_elementwise_affine": false, "norm_eps": 1e-06,
+            "norm_num_groups": 32, "norm_type": "ada_norm_single", "num_attention_heads": 16, "num_embeds_ada_norm": 1000,
+            "num_layers": 28, "num_vector_embeds": null, "only_cross_attention": false, "out_channels": 8, "patch_size": 2,
+            "sample_size": 128, "upcast_attention": false, "use_additional_conditions": false, "use_linear_projection": false,
+        }))
+        .expect("supported");
+        assert_eq!((config.n_text(), config.has_sizes), (4096, false));
+    }
+
+    #[test]
+    fn settings_that_are_not_carried_out_are_refused_by_key() {
+        for (settings, key) in [
+            (json!({"norm_type": "ada_norm_zero"}), "norm_type"),
+            (json!({"activation_fn": "geglu"}), "activation_fn"),
+            (json!({"out_channels": 9}), "out_channels"),
+            (
+                json!({"norm_elementwise_affine": true}),
+                "norm_elementwise_affine",
+            ),
+            (json!({"attention_type": "gated"}), "attention_type"),
+            (json!({"interpolation_scale": 0}), "interpolation_scale"),
+            (
+                json!({"caption_channels": 4096, "cross_attention_dim": 768}),
+                "cross_attention_dim",
+            ),
+            (json!({"cross_attention_dim": null}), "cross_attention_dim"),
+            (json!({"attention_head_dim": 64}), "attention_head_dim"),
+            (json!({"num_vector_embeds": 8}), "num_vector_embeds"),
+            (json!({"something_new": 1}), "something_new"),
+        ] {
+            let message = read(settings).expect_err("refused");
+            assert!(message.contains(key), "{message}");
+        }
+    }
+}

@@ -413,3 +413,50 @@ fn add_normed(ctx: &Ctx<'_>, norm: &RmsNorm, h: &Tensor, gates: Option<&Gates>, 
         None => ctx.backend.add(x, h, x),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn read(settings: Value) -> std::result::Result<ZImageConfig, String> {
+        let map = settings.as_object().expect("an object").clone();
+        ZImageConfig::read(&Config::new(Path::new("config.json"), map)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn missing_keys_are_those_of_diffusers() {
+        // ZImageTransformer2DModel() of diffusers 0.42.1.
+        let config = read(json!({})).expect("supported");
+        assert_eq!(
+            (config.n_channels, config.n_heads, config.n_layers),
+            (3840, 30, 30)
+        );
+        assert_eq!((config.n_text, config.c_in, config.n_time()), (2560, 16, 256));
+        assert_eq!((config.max_text(), config.max_side()), (992, 1024));
+    }
+
+    #[test]
+    fn settings_that_are_not_carried_out_are_refused_by_key() {
+        for (settings, key) in [
+            (json!({"axes_dims": [32, 48, 50]}), "axes_dims"),
+            (json!({"axes_dims": [31, 49, 48]}), "axes_dims"),
+            (json!({"axes_lens": [1024, 512]}), "axes_lens"),
+            (json!({"axes_lens": [16, 512, 512]}), "axes_lens"),
+            (json!({"all_patch_size": [4]}), "all_patch_size"),
+            (
+                json!({"all_patch_size": [2], "all_f_patch_size": [2]}),
+                "all_patch_size",
+            ),
+            (json!({"n_heads": 7}), "n_heads"),
+            (json!({"siglip_feat_dim": 1152}), "siglip_feat_dim"),
+            (json!({"norm_eps": 0}), "norm_eps"),
+            (json!({"something_new": 1}), "something_new"),
+        ] {
+            let message = read(settings).expect_err("refused");
+            assert!(message.contains(key), "{message}");
+        }
+        read(json!({"all_patch_size": [4, 2], "all_f_patch_size": [1, 1]})).expect("one pair is ours");
+    }
+}
