@@ -7,7 +7,7 @@ use super::{
     Decoder, Encoder,
     causal::{CausalConv, Enlarge, History, MidBlock, PixelNorm, Reduce, ResidualBlock, Shortcut, Time},
     causal_config::{CHUNK, CausalConfig},
-    sampled,
+    latents_of,
 };
 use denoised_nn::{After, Ctx, Linear, Result, Scope};
 use denoised_tensor::Tensor;
@@ -276,24 +276,9 @@ impl Encoder for CausalEncoder {
         noise: Option<&Tensor>,
     ) -> Result<Tensor> {
         let config = &self.config;
-        let c = config.n_latent;
         let moments = self.moments(ctx, pixels, n_frames)?;
         let moments = self.quant.forward(ctx, &moments, After::default())?;
-        let values = ctx.download_f32(&moments)?;
-        let noise = noise.map(|noise| ctx.download_f32(noise)).transpose()?;
-        // A clip is encoded once and its latents are few, so what is left is done here.
-        let mut latents = Vec::with_capacity(values.len() / 2);
-        for moments in values.chunks_exact(2 * c) {
-            for channel in 0..c {
-                let (mean, log_variance) = (moments[channel], moments[c + channel]);
-                let sampled = match &noise {
-                    Some(noise) => sampled(mean, log_variance, noise[latents.len()]),
-                    None => mean,
-                };
-                latents.push((sampled - config.means[channel]) / config.deviations[channel]);
-            }
-        }
-        ctx.upload_f32(&latents, &[moments.dim(0), moments.dim(1), moments.dim(2), c])
+        latents_of(ctx, &moments, noise, (&config.deviations, &config.means))
     }
 }
 

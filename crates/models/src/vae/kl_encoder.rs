@@ -3,7 +3,7 @@
 use super::{
     Encoder,
     kl::{KlConfig, Mid, Normalization},
-    sampled,
+    latents_of,
 };
 use denoised_nn::{After, Conv2d, Ctx, Downsample, GroupNorm, Linear, ResnetBlock, Result, Scope};
 use denoised_tensor::{Activation, Tensor};
@@ -93,23 +93,7 @@ impl KlEncoder {
 impl Encoder for KlEncoder {
     fn encode(&self, ctx: &Ctx<'_>, pixels: &Tensor, _: usize, noise: Option<&Tensor>) -> Result<Tensor> {
         let moments = self.moments(ctx, pixels)?;
-        let noise = noise.map(|noise| ctx.download_f32(noise)).transpose()?;
-        // A picture is encoded once and its latents are few, so what is left is done here.
         let Normalization { scales, shifts } = &self.normalization;
-        let n_latent = scales.len();
-        let values = ctx.download_f32(&moments)?;
-        let mut latents = Vec::with_capacity(values.len() / 2);
-        for moments in values.chunks_exact(2 * n_latent) {
-            for channel in 0..n_latent {
-                let (mean, log_variance) = (moments[channel], moments[n_latent + channel]);
-                let sampled = match &noise {
-                    Some(noise) => sampled(mean, log_variance, noise[latents.len()]),
-                    None => mean,
-                };
-                latents.push((sampled - shifts[channel]) / scales[channel]);
-            }
-        }
-        let dims = [moments.dim(0), moments.dim(1), moments.dim(2), n_latent];
-        ctx.upload_f32(&latents, &dims)
+        latents_of(ctx, &moments, noise, (scales, shifts))
     }
 }

@@ -47,6 +47,35 @@ pub(crate) trait Encoder: Debug {
     ) -> Result<Tensor>;
 }
 
+/// f32 latents `[.., c]` as a denoiser takes them of what an encoder gives, `[.., 2 c]`: means, then log variances. The network's latents
+/// are a denoiser's times `scales` plus `shifts`. Pictures are encoded once and their latents are few, so it is done on the host.
+fn latents_of(
+    ctx: &Ctx<'_>,
+    moments: &Tensor,
+    noise: Option<&Tensor>,
+    (scales, shifts): (&[f32], &[f32]),
+) -> Result<Tensor> {
+    let n_latent = scales.len();
+    let values = ctx.download_f32(moments)?;
+    let noise = noise.map(|noise| ctx.download_f32(noise)).transpose()?;
+    let mut latents = Vec::with_capacity(values.len() / 2);
+    for moments in values.chunks_exact(2 * n_latent) {
+        for channel in 0..n_latent {
+            let (mean, log_variance) = (moments[channel], moments[n_latent + channel]);
+            let value = match &noise {
+                Some(noise) => sampled(mean, log_variance, noise[latents.len()]),
+                None => mean,
+            };
+            latents.push((value - shifts[channel]) / scales[channel]);
+        }
+    }
+    let mut dims = moments.dims().to_vec();
+    if let Some(last) = dims.last_mut() {
+        *last = n_latent;
+    }
+    ctx.upload_f32(&latents, &dims)
+}
+
 /// What an encoder's mean and log variance make of a unit normal number. NaN where the variance is infinite: in 16 bits it was too large
 /// for its type, and the limits of its logarithm would hide that.
 fn sampled(mean: f32, log_variance: f32, noise: f32) -> f32 {
