@@ -503,8 +503,10 @@ fn token_ids(prompt: &Tokenized) -> Vec<NamedTensor> {
         1 => "token_ids".to_owned(),
         _ => format!("token_ids.{idx}"),
     };
-    // A tokenizer that the checkpoint does not have made none.
-    let ids = prompt.raw.iter().zip(1..).filter(|(ids, _)| !ids.is_empty());
+    // Of several tokenizers, one that the checkpoint does not have made none; an only one makes none of an empty prompt.
+    let is_only = prompt.raw.len() == 1;
+    let ids = prompt.raw.iter().zip(1..);
+    let ids = ids.filter(|(ids, _)| is_only || !ids.is_empty());
     ids.map(|(ids, idx)| trace::ids(name(idx), ids)).collect()
 }
 

@@ -238,3 +238,19 @@ fn steps_that_cannot_be_are_refused_and_not_run() {
     let failure = step(&*pipeline, [&mut *one]).expect_err("it has done its only step");
     assert_eq!(failure.code, FailureCode::Internal);
 }
+
+#[test]
+fn an_empty_prompt_has_its_ids_in_the_trace_though_there_are_none() {
+    // Qwen's tokenizer adds nothing of its own.
+    let pipeline = load(&support::data("zimage").join("model"));
+    let request = GenerateRequest {
+        width: Some(32),
+        height: Some(32),
+        n_steps: Some(1),
+        capture: Capture::Trace,
+        ..GenerateRequest::new("")
+    };
+    let trace = run(&*pipeline, &request).expect("a picture").trace;
+    let ids = trace.iter().find(|tensor| tensor.name == "token_ids");
+    assert_eq!(ids.expect("ids").shape, [1, 0]);
+}
