@@ -195,10 +195,8 @@ fn generate_small(standin: &Standin, folder: &Path, more: &[&str]) -> Outcome {
         "1",
         "--steps",
         "2",
-        "--width",
-        "32",
-        "--height",
-        "32",
+        "--size",
+        "32x32",
         "--output",
         "picture.png",
     ];
