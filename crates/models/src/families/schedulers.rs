@@ -64,6 +64,8 @@ pub(super) enum DiscreteRule {
     AsWritten,
     /// `StableDiffusionPipeline` and its relatives put a `steps_offset` of 1 and `clip_sample = false` in place of whatever it says.
     StableDiffusion,
+    /// `StableDiffusionInpaintPipeline` puts a `steps_offset` of 1 and `skip_prk_steps = true` in place of it.
+    StableDiffusionInpaint,
 }
 
 /// Samplers of a denoiser with discrete timesteps.
@@ -79,9 +81,16 @@ pub(super) fn discrete(folder: &Folder, rule: DiscreteRule) -> Result<Samplers, 
     config.only("use_dynamic_shifting", &[false.into(), Value::Null])?;
     config.only("shift_terminal", &[Value::Null])?;
     config.deny_unread(&KEYS_WITHOUT_EFFECT)?;
-    if rule == DiscreteRule::StableDiffusion {
-        settings.steps_offset = Some(1);
-        settings.clip_sample = Some(false);
+    match rule {
+        DiscreteRule::AsWritten => {}
+        DiscreteRule::StableDiffusion => {
+            settings.steps_offset = Some(1);
+            settings.clip_sample = Some(false);
+        }
+        DiscreteRule::StableDiffusionInpaint => {
+            settings.steps_offset = Some(1);
+            settings.skip_prk_steps = Some(true);
+        }
     }
     choose(folder, &config, Kind::Discrete, &settings)
 }

@@ -42,10 +42,14 @@ pub(super) fn open(folder: &Folder) -> Result<Opened, ModelError> {
     let unet = UnetConfig::read(&unet)?;
     // The pipeline does not shift latents, whatever the autoencoder says.
     let kl = components::kl(folder)?.without_shift();
+    let rule = match folder.pipeline_class() {
+        "StableDiffusionInpaintPipeline" => DiscreteRule::StableDiffusionInpaint,
+        _ => DiscreteRule::StableDiffusion,
+    };
     let Samplers {
         samplers,
         foreign_scheduler,
-    } = schedulers::discrete(folder, DiscreteRule::StableDiffusion)?;
+    } = schedulers::discrete(folder, rule)?;
 
     let n_tokens = tokenizer.max_length();
     components::expect_clip(folder, (&tokenizer, n_tokens), &clip, "")?;

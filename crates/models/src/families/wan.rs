@@ -39,8 +39,6 @@ const FPS: u32 = 16;
 const FPS_2: u32 = 24;
 /// Text in tokens; shorter ones are followed by zeros that the denoiser sees.
 const TEXT_LENGTH: (u32, u32) = (512, 512);
-/// Channels that say which frames are given.
-const N_MASK: usize = 4;
 /// Which hidden state of the image encoder counts: the penultimate.
 const N_SKIPPED_LAYERS: usize = 1;
 
@@ -82,7 +80,7 @@ fn open_for(folder: &Folder, needs_image: bool) -> std::result::Result<Opened, M
         }
     };
     let (channels, n_beside) = match needs_image && !has_frame_timesteps {
-        true => (Channels::FirstFrame, N_MASK + vae.n_latent),
+        true => (Channels::FirstFrame, vae.temporal_factor() + vae.n_latent),
         false => (Channels::None, 0),
     };
 
