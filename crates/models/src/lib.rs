@@ -2,10 +2,6 @@
 //!
 //! Knows nothing of processes, messages, waves or who is waiting; of devices it knows the [`denoised_tensor::Backend`] contract only.
 #![forbid(unsafe_code)]
-#![allow(
-    dead_code,
-    reason = "the contracts cover tasks whose first family has not landed"
-)]
 
 mod pipeline;
 

@@ -25,7 +25,7 @@ const DEFAULT_GUIDANCE: f32 = 4.5;
 const SIGMA_LENGTH: u32 = 300;
 const ALPHA_LENGTH: u32 = 120;
 /// T5 has no longest text; beyond, nobody has anything to say.
-const MAX_LENGTH: u32 = 4096;
+const MAX_LENGTH: u32 = 1024;
 /// Nothing in the network ends here; beyond, attention over all positions takes hours.
 const MAX_SIDE_PX: usize = 4096;
 

@@ -24,7 +24,7 @@ use crate::{
         pictures::QwenPictures,
         qwen::{QwenConfig, QwenEncoder},
         qwen_tokenizer::QwenTokenizer,
-        qwen_vision::{PicturePositions, QwenVision, QwenVisionConfig, Seen},
+        qwen_vision::{QwenVision, QwenVisionConfig, Seen},
     },
     vae::CausalConfig,
 };
@@ -246,19 +246,21 @@ impl QwenImageConditioner {
                 vision.pictures.n_tokens(width, height)
             })
             .collect::<std::result::Result<Vec<usize>, String>>()?;
+        let n_pads: usize = n_tokens.iter().sum();
+        let too_long = |n: usize| {
+            format!("the {what} has {n} tokens with its pictures, the model reads at most {MAX_EDIT_TOKENS}")
+        };
+        // Before there is a text of that many words.
+        if n_pads > MAX_EDIT_TOKENS {
+            return Err(too_long(n_pads));
+        }
         let are_numbered = vision.edit.are_numbered;
         let text = Chat::QWEN_IMAGE_EDIT.with_pictures(text, &n_tokens, are_numbered);
         let ids = self.tokenizer.encode(&text);
         if ids.len() > MAX_EDIT_TOKENS {
-            let n = ids.len();
-            return Err(format!(
-                "the {what} has {n} tokens with its pictures, the model reads at most {MAX_EDIT_TOKENS}"
-            ));
+            return Err(too_long(ids.len()));
         }
-        let n_pads = ids.iter().filter(|id| **id == vision.pad).count();
-        if n_pads != n_tokens.iter().sum::<usize>() {
-            return Err(format!("the {what} holds {IMAGE_PAD}, which stands for pictures"));
-        }
+        Chat::check_pictures(&ids, vision.pad, n_pads)?;
         Ok(ids)
     }
 }
@@ -310,10 +312,7 @@ impl Conditioner for QwenImageConditioner {
             Some(vision) => {
                 let seen = args.images.iter().map(|image| vision.see(ctx, image));
                 let seen = seen.collect::<Result<Vec<Seen>>>()?;
-                let how = PicturePositions::AsText;
-                let hidden = self
-                    .qwen
-                    .forward_seeing(ctx, ids, vision.pad, &seen, how, &states)?;
+                let hidden = self.qwen.forward_seeing(ctx, ids, vision.pad, &seen, &states)?;
                 (hidden, Chat::QWEN_IMAGE_EDIT.n_dropped)
             }
         };

@@ -441,18 +441,11 @@ pub(crate) struct Seen {
     pub(crate) columns: usize,
 }
 
-/// Where the tokens of pictures are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PicturePositions {
-    /// At the positions of a text: what transformers 5 computes for callers that do not say which tokens are of pictures, as diffusers'
-    /// pipelines do not.
-    AsText,
-    /// At their rows and columns: what the model was trained with.
-    Spatial,
-}
-
 impl QwenEncoder {
     /// As [`QwenEncoder::forward`] without padding, of a text in which runs of the id `pad` stand for `pictures`, in their order.
+    ///
+    /// Their tokens are at positions of a text: what transformers 5 computes for callers that do not say which tokens are of pictures, as
+    /// diffusers' pipelines do not.
     ///
     /// # Errors
     /// The device's, other runs than there are pictures, or a state that is not there.
@@ -462,7 +455,6 @@ impl QwenEncoder {
         ids: &[u32],
         pad: u32,
         pictures: &[Seen],
-        how: PicturePositions,
         states: &[usize],
     ) -> Result<Vec<Tensor>> {
         let mismatch = || {
@@ -496,18 +488,8 @@ impl QwenEncoder {
                 return Err(mismatch());
             }
             ctx.backend.copy(&picture.tokens, &x.narrow(1, at, n_tokens)?)?;
-            let (rows, columns) = (picture.rows as u32, picture.columns as u32);
-            match how {
-                PicturePositions::AsText => {
-                    positions.extend((0..n_tokens as u32).map(|token| [next + token; 3]));
-                    next += n_tokens as u32;
-                }
-                PicturePositions::Spatial => {
-                    let places = (0..rows).flat_map(|row| (0..columns).map(move |column| [row, column]));
-                    positions.extend(places.map(|[row, column]| [next, next + row, next + column]));
-                    next += rows.max(columns);
-                }
-            }
+            positions.extend((0..n_tokens as u32).map(|token| [next + token; 3]));
+            next += n_tokens as u32;
         }
         if pictures_left.next().is_some() {
             return Err(mismatch());
@@ -564,26 +546,21 @@ mod tests {
                 }
                 let ids = ids_of(&run["ids"]);
                 let pad = run["pad"].as_u64().expect("an id") as u32;
-                for (how, key) in [
-                    (PicturePositions::AsText, "as_text"),
-                    (PicturePositions::Spatial, "spatial"),
-                ] {
-                    let ours = model.run(|(vision, language), ctx| {
-                        let seen: Vec<Seen> = pictures
-                            .iter()
-                            .map(|pixels| {
-                                Ok(Seen {
-                                    tokens: vision.forward(ctx, pixels)?,
-                                    rows: pixels.height / side,
-                                    columns: pixels.width / side,
-                                })
+                let ours = model.run(|(vision, language), ctx| {
+                    let seen: Vec<Seen> = pictures
+                        .iter()
+                        .map(|pixels| {
+                            Ok(Seen {
+                                tokens: vision.forward(ctx, pixels)?,
+                                rows: pixels.height / side,
+                                columns: pixels.width / side,
                             })
-                            .collect::<Result<_>>()?;
-                        let states = language.forward_seeing(ctx, &ids, pad, &seen, how, &[n_layers]);
-                        Ok(states?.swap_remove(0))
-                    });
-                    worst_read = worst_read.max(relative_error(&ours, &numbers(&run[key])));
-                }
+                        })
+                        .collect::<Result<_>>()?;
+                    let states = language.forward_seeing(ctx, &ids, pad, &seen, &[n_layers]);
+                    Ok(states?.swap_remove(0))
+                });
+                worst_read = worst_read.max(relative_error(&ours, &numbers(&run["as_text"])));
             }
         }
         assert!(worst < 3e-6 && worst_read < 5e-6, "{worst:e} {worst_read:e}");

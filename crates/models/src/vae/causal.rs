@@ -49,11 +49,6 @@ impl History {
         self.next = 0;
     }
 
-    /// Whether no chunk has been seen.
-    pub(super) fn is_empty(&self) -> bool {
-        self.kept.is_empty()
-    }
-
     /// What the layer whose turn it is remembers.
     fn turn(&mut self) -> &mut Kept {
         let idx = self.next;

@@ -11,7 +11,6 @@ pub(crate) use causal_coder::{
     CausalDecoder, CausalEncoder, ENCODER_NAMES as CAUSAL_ENCODER_NAMES, TIME_NAMES as CAUSAL_TIME_NAMES,
 };
 pub(crate) use causal_config::CausalConfig;
-#[allow(unused_imports, reason = "awaits its family")]
 pub(crate) use flux2::{Flux2Decoder, Flux2Encoder, Flux2VaeConfig, UNREAD_NAMES as FLUX2_UNREAD_NAMES};
 pub(crate) use kl::{KlConfig, KlDecoder, UNREAD_NAMES as KL_UNREAD_NAMES};
 pub(crate) use kl_encoder::KlEncoder;
