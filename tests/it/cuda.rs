@@ -76,6 +76,15 @@ verify_tests! {
     wan22_t2v_in_bf16: "wan22-t2v", "bf16", LateForward;
     wan22_ti2v_i2v_in_f32: "wan22-ti2v-i2v", "f32", EarlyReverse;
     wan22_ti2v_i2v_in_bf16: "wan22-ti2v-i2v", "bf16", LateForward;
+    // Pictures to begin with, to paint over, to edit.
+    sdxl_inpaint_in_f32: "sdxl-inpaint", "f32", EarlyReverse;
+    sdxl_inpaint_in_bf16: "sdxl-inpaint", "bf16", LateForward;
+    sd3_img2img_in_f32: "sd3-img2img", "f32", EarlyReverse;
+    sd3_img2img_in_bf16: "sd3-img2img", "bf16", LateForward;
+    flux_inpaint_in_f32: "flux-inpaint", "f32", EarlyReverse;
+    flux_inpaint_in_bf16: "flux-inpaint", "bf16", LateForward;
+    flux2_edit_two_in_f32: "flux2-edit-two", "f32", EarlyReverse;
+    flux2_edit_two_in_bf16: "flux2-edit-two", "bf16", LateForward;
 }
 
 fn verify(name: &str, dtype: &str, schedule: Schedule) {
