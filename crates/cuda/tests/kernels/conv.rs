@@ -91,12 +91,16 @@ fn run(dtype: DType, case: Case) {
     );
     let gate_view = put(&backend, dtype, &[n_batch, c_out], &gate);
     let residual_view = put_apart(&backend, dtype, &dims, &residual, 1, 1);
-    // Into columns of a larger tensor, what lies beside them must stay.
+    // Into columns of a larger tensor: what lies beside them must stay, and each of them must be written.
+    let mut pixel = vec![f32::NAN; c_out + 3];
+    for beside in [0, c_out + 1, c_out + 2] {
+        pixel[beside] = 2.0;
+    }
     let whole = put(
         &backend,
         dtype,
         &[n_batch, out_height, out_width, c_out + 3],
-        &vec![2.0; n_out / c_out * (c_out + 3)],
+        &pixel.repeat(n_out / c_out),
     );
     let out = whole.narrow(3, 1, c_out).expect("inside");
     let epilogue = Epilogue {
