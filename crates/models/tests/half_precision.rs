@@ -196,6 +196,7 @@ fn a_file_that_says_that_its_autoencoder_exceeds_f16_is_believed_by_sdxl() {
     assert_close(&got.expect("f32 holds it"), &expected);
     assert_eq!(warnings, Vec::<String>::new());
     request.images = vec![stripes()];
+    request.strength = Some(0.5);
     let expected = picture(&*load(folder.path()), &request).expect("f32 holds it");
     let (warnings, got) = Warnings::of(|| picture(&*pipeline, &request));
     assert_close(&got.expect("f32 holds it"), &expected);
@@ -253,6 +254,7 @@ fn what_f32_makes_nan_is_an_error_in_every_dtype() {
     );
     let with_picture = GenerateRequest {
         images: vec![stripes()],
+        strength: Some(0.5),
         ..small()
     };
     let pipelines = [
