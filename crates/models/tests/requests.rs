@@ -104,11 +104,49 @@ fn a_prompt_that_is_too_long_is_cut_with_a_warning_and_still_drawn() {
     // A prompt may have 128 KiB; a warning shows the beginning of what was cut off.
     assert!(warnings.iter().all(|warning| warning.len() < 400), "{warnings:?}");
     request.guidance = Some(1.0);
+    let warnings = pipeline.resolve(&request).expect("valid").warnings;
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert_eq!(warnings[1], "the negative prompt has no effect at guidance 1");
+}
+
+#[test]
+fn what_has_no_effect_is_told() {
+    let told = |case: &str, change: &dyn Fn(&mut GenerateRequest)| {
+        let pipeline = support::load(&support::data(case).join("model"));
+        let mut request = GenerateRequest::new("a cat");
+        (request.width, request.height) = (Some(64), Some(64));
+        change(&mut request);
+        pipeline.resolve(&request).expect("valid").warnings.join("; ")
+    };
+    assert_eq!(told("flux-schnell", &|_| ()), "");
+    let said = told("flux-dev", &|r| {
+        (r.true_guidance, r.negative_prompt) = (Some(3.0), None)
+    });
     assert_eq!(
-        pipeline.resolve(&request).expect("valid").warnings.len(),
-        1,
-        "the negative prompt is unused"
+        said,
+        "the true guidance scale has no effect without a negative prompt"
     );
+    let said = told("flux-dev", &|r| r.negative_prompt = Some("a dog".into()));
+    assert_eq!(
+        said,
+        "the negative prompt has no effect without a true guidance scale above 1"
+    );
+    let said = told("qwen-image", &|r| r.guidance = Some(4.0));
+    assert_eq!(said, "guidance 4 has no effect without a negative prompt");
+    let said = told("wan22-t2v", &|r| {
+        (r.guidance, r.guidance_2, r.n_frames) = (Some(1.0), Some(3.0), Some(5));
+    });
+    assert_eq!(said, "the second guidance scale has no effect at guidance 1");
+}
+
+#[test]
+fn results_that_no_machine_has_the_memory_for_are_refused_as_a_whole() {
+    let pipeline = support::load(&support::data("wan21-t2v").join("model"));
+    let mut request = GenerateRequest::new("a cat");
+    (request.width, request.height, request.n_frames) = (Some(512), Some(512), Some(4093));
+    let failure = pipeline.resolve(&request).expect_err("a billion pixels");
+    // By hand: 512 * 512 * 4093 pixels.
+    assert!(failure.message.contains("1072955392 pixels"), "{failure}");
 }
 
 #[test]
