@@ -141,12 +141,14 @@ fn what_has_no_effect_is_told() {
 
 #[test]
 fn results_that_no_machine_has_the_memory_for_are_refused_as_a_whole() {
-    let pipeline = support::load(&support::data("wan21-t2v").join("model"));
+    // An autoencoder that halves pictures once, where those of that size halve them thrice.
+    let pipeline = support::load(&support::data("sd15").join("model"));
     let mut request = GenerateRequest::new("a cat");
-    (request.width, request.height, request.n_frames) = (Some(512), Some(512), Some(4093));
-    let failure = pipeline.resolve(&request).expect_err("a billion pixels");
-    // By hand: 512 * 512 * 4093 pixels.
-    assert!(failure.message.contains("1072955392 pixels"), "{failure}");
+    (request.width, request.height) = (Some(4096), Some(4096));
+    let failure = pipeline.resolve(&request).expect_err("four million tokens");
+    // By hand: 4096 * 4096 pixels, 2048 * 2048 latents.
+    let words = "16777216 pixels in 4194304 tokens";
+    assert!(failure.message.contains(words), "{failure}");
 }
 
 #[test]
