@@ -1,7 +1,8 @@
 //! FLUX.1: CLIP's pooled vector and T5's tokens, double and single transformer blocks, 16-channel autoencoder, rectified flow.
 //!
 //! As in diffusers' `FluxPipeline`, both encoders are given the same prompt and the transformer sees T5's padding. Distilled checkpoints
-//! take the guidance scale as an input; a negative prompt only counts with a true guidance scale beside it.
+//! take the guidance scale as an input; a negative prompt only counts with a true guidance scale beside it. Unlike there, Kontext makes
+//! the size that is asked for, by default that of the picture as it is encoded, and not always a million pixels.
 
 use super::components::{
     Loading, Reader, Sizes, clip_tokenizer, config, expect_clip, expect_equal, expect_vocabulary, kl,
