@@ -108,7 +108,8 @@ fn what_a_request_leaves_open_is_the_models_default() {
     let video = info.video.expect("it makes videos");
     assert_eq!((video.default_n_frames, video.frame_step, video.fps), (81, 4, 16));
     assert_eq!(info.tasks, [Task::TextToVideo]);
-    assert_eq!(info.default_size, (832, 480));
+    // diffusers' 832x480, where this small transformer has positions for 512 pixels.
+    assert_eq!((info.default_size, info.max_side_px), ((512, 480), 512));
     let request = GenerateRequest {
         width: Some(64),
         height: Some(64),
