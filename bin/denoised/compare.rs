@@ -290,11 +290,48 @@ pub(crate) fn stack(requests: Vec<Vec<NamedTensor>>) -> Result<Tensors, String> 
                 .all(|one| one.shape.first() != Some(&1) && one.data == of_requests[0].data);
         let joined = match of_requests.first() {
             Some(first) if is_shared => first.clone(),
-            _ => joined(of_requests)?,
+            _ => {
+                let (padded, mask) = padded(&name, of_requests);
+                stacked.extend(mask.map(|mask| (mask.name.clone(), mask)));
+                joined(padded)?
+            }
         };
         stacked.insert(name, joined);
     }
     Ok(stacked)
+}
+
+/// Encodings `[1, tokens, c]` of unequal texts as a reference has them in one batch (Qwen-Image): with zeros behind the shorter ones, and
+/// the mask of what counts behind them in the tuple that `encode_prompt` returns.
+fn padded(name: &str, mut parts: Vec<NamedTensor>) -> (Vec<NamedTensor>, Option<NamedTensor>) {
+    let n_tokens = |one: &NamedTensor| match one.shape[..] {
+        [1, n, _] => Some(n),
+        _ => None,
+    };
+    let lengths: Option<Vec<u64>> = parts.iter().map(n_tokens).collect();
+    let place = name.strip_prefix("encode_prompt.").and_then(|place| {
+        let (idx, call) = place.split_once('.')?;
+        Some((idx.parse::<u64>().ok()?, call))
+    });
+    let (Some(lengths), Some((idx, call))) = (lengths, place) else {
+        return (parts, None);
+    };
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    if lengths.iter().all(|n| *n == longest) {
+        return (parts, None);
+    }
+    for (one, n) in parts.iter_mut().zip(&lengths) {
+        let row_bytes = one.data.len() / (*n).max(1) as usize;
+        one.shape[1] = longest;
+        one.data.resize(row_bytes * longest as usize, 0);
+    }
+    let counts = lengths
+        .iter()
+        .flat_map(|n| (0..longest).map(move |token| i64::from(token < *n)));
+    let shape = [lengths.len() as u64, longest];
+    let mask_name = format!("encode_prompt.{}.{call}", idx + 1);
+    let mask = NamedTensor::from_i64(mask_name, &shape, &counts.collect::<Vec<_>>());
+    (parts, Some(mask))
 }
 
 fn joined(mut parts: Vec<NamedTensor>) -> Result<NamedTensor, String> {
@@ -596,6 +633,21 @@ mod tests {
                 .unwrap_err()
                 .contains("1 of 2 prompts")
         );
+    }
+
+    #[test]
+    fn encodings_of_unequal_texts_are_padded_and_masked_as_in_a_batch() {
+        let tokens = |n: u64| {
+            let values: Vec<f32> = (0..2 * n).map(|x| x as f32).collect();
+            vec![NamedTensor::from_f32("encode_prompt.0.1", &[1, n, 2], &values)]
+        };
+        let stacked = stack(vec![tokens(1), tokens(2)]).unwrap();
+        let whole = &stacked["encode_prompt.0.1"];
+        assert_eq!(whole.shape, [2, 2, 2]);
+        assert_eq!(whole.to_f32().unwrap(), [0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0]);
+        let mask = NamedTensor::from_i64("encode_prompt.1.1", &[2, 2], &[1, 0, 1, 1]);
+        assert_eq!(stacked["encode_prompt.1.1"], mask);
+        assert_eq!(stack(vec![tokens(2), tokens(2)]).unwrap().len(), 1);
     }
 
     #[test]

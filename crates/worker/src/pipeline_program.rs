@@ -111,7 +111,7 @@ fn warm_up(pipeline: &dyn Pipeline) -> Result<(), Failure> {
         }
         running => running?,
     };
-    for _ in 0..request.n_steps.unwrap_or(1) {
+    while running.step_idx() < running.n_steps() {
         for outcome in pipeline.step(&mut [running.as_mut()])? {
             outcome?;
         }
