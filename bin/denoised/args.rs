@@ -45,7 +45,8 @@ appears under its name at once and whole; an existing file of that name is repla
 Prompt files (--prompts): UTF-8, one prompt per line. Blank lines and lines that start with `#` are
 skipped; a prompt that starts with `#` is written `\\#`.
 
-PNG text: prompt, negative prompt, steps, guidance, size, seed, sampler, model, family, Software.
+PNG text: prompt, negative prompt, steps, guidance, size, seed, sampler, model, family, Software; beside
+these what else was given: names of picture and mask, strength, sigmas, further guidance scales, …
 
 --json: one object per picture on stdout, in order; one that fails has an `error` and no `file`. A
 command that fails as a whole prints {\"error\":{\"code\":…,\"message\":…}}.";
